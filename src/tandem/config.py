@@ -1,0 +1,71 @@
+"""Settings: environment variables (`TANDEM_*`) with defaults, and the folders Tandem uses.
+
+Command-line flags override the environment. Every field is documented in `docs/settings.md`; a test says so.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import platformdirs
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """All settings. Sizes in bytes, times in seconds, unless a name says otherwise."""
+
+    model_config = SettingsConfigDict(env_prefix="TANDEM_", frozen=True, extra="ignore")
+
+    home: Path = Field(
+        default_factory=lambda: Path(platformdirs.user_data_dir("tandem")),
+        description="Folder for everything Tandem keeps: models, converted weights, custom cards, logs.",
+    )
+    models_dirs: str = Field("", description="Further model folders, separated by ':'. Only read, never written to.")
+    offline: bool = Field(False, description="Never contact a model hub.")
+
+    host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
+    port: int = Field(52415, ge=0, le=65535, description="Port of the HTTP server; 0 takes a free one.")
+    api_key: str = Field("", description="When set, every request needs `Authorization: Bearer <key>`.")
+    max_body_bytes: int = Field(32 << 20, gt=0, description="Largest accepted request body.")
+
+    max_batch: int = Field(8, gt=0, description="Requests an instance decodes at the same time.")
+    max_queue: int = Field(64, ge=0, description="Requests that may wait for an instance before it answers 503.")
+    prefill_chunk: int = Field(0, ge=0, description="Prompt tokens per prefill step; 0 picks one for the platform.")
+    max_decode_stall: float = Field(0.25, gt=0, description="Longest pause that a prefill step may cause to running answers.")
+    prefix_cache_bytes: int = Field(-1, ge=-1, description="Budget of the prefix cache; -1 takes a share of free memory, 0 switches it off.")
+    kv_bits: int = Field(0, description="Quantise the KV cache to this many bits (4 or 8); 0 keeps full precision.")
+    context_length: int = Field(0, ge=0, description="Cap on prompt plus answer; 0 takes the model's own.")
+    dtype: str = Field("auto", description="Weights as `float32`, `bfloat16` or `float16`; `auto` picks the platform's fastest.")
+
+    load_deadline: float = Field(600.0, gt=0, description="A model that makes no loading progress for this long is given up.")
+    warm_up_deadline: float = Field(300.0, gt=0, description="Longest accepted first step of a new runner.")
+    step_deadline: float = Field(180.0, gt=0, description="A runner with work whose engine makes no step for this long is restarted.")
+    max_restarts: int = Field(5, ge=0, description="Failed starts in a row before an instance is given up.")
+
+    @property
+    def models_dir(self) -> Path:
+        """Downloaded and imported models."""
+        return self.home / "models"
+
+    @property
+    def converted_dir(self) -> Path:
+        """Models converted from GGUF."""
+        return self.home / "converted"
+
+    @property
+    def cards_dir(self) -> Path:
+        """Custom model cards."""
+        return self.home / "cards"
+
+    @property
+    def logs_dir(self) -> Path:
+        """Runners' standard error."""
+        return self.home / "logs"
+
+
+@lru_cache(maxsize=1)
+def settings() -> Settings:
+    """The process's settings, read once."""
+    return Settings()

@@ -1,0 +1,141 @@
+"""Every error Tandem raises on purpose.
+
+```
+TandemError
+├── InvalidRequestError        400  the request itself is wrong
+│   ├── ContextTooLongError    400  prompt + answer do not fit the model's context
+│   └── UnsupportedError       400  well-formed, but this model or build cannot do it
+├── AuthenticationError        401  an API key is set and the request lacks it
+├── NotFoundError              404  no such model, instance, request, ...
+├── PayloadTooLargeError       413  the body is over the configured limit
+├── EngineError                500  the engine failed while it worked on this request
+├── UnavailableError           503  try again later
+│   ├── QueueFullError         503  too many requests are waiting
+│   ├── InstanceNotReadyError  503  the model is still loading, or could not be loaded
+│   └── RunnerDiedError        503  the runner process ended in the middle of the request
+├── DeadlineError              504  a wait reached its deadline
+├── ModelError                 500  a model could not be found, read, converted or checked
+│   ├── UnsupportedModelError  500  architecture or quantisation we do not read
+│   ├── DownloadError          500  the hub said no, or the transfer broke
+│   └── CorruptModelError      500  the files are not what they claim to be
+├── ConfigError                500  a setting, flag or card has no usable value
+└── CancelledError             499  the client went away
+```
+
+Messages tell the reader what to do next. `status` is the HTTP status an error becomes, `code` a stable
+machine-readable name. Errors cross the process border as `tandem.types.Failure` and come back as the same class.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TandemError(Exception):
+    """Base of all deliberate errors.
+
+    Args:
+        message: one or two sentences: what is wrong, and what to do about it.
+        param: the request field or setting at fault, where there is one.
+        retry_after: seconds after which the same call may succeed, where that is known.
+    """
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class InvalidRequestError(TandemError):
+    status = 400
+    code = "invalid_request"
+
+
+class ContextTooLongError(InvalidRequestError):
+    code = "context_length_exceeded"
+
+
+class UnsupportedError(InvalidRequestError):
+    code = "unsupported"
+
+
+class AuthenticationError(TandemError):
+    status = 401
+    code = "invalid_api_key"
+
+
+class NotFoundError(TandemError):
+    status = 404
+    code = "not_found"
+
+
+class PayloadTooLargeError(TandemError):
+    status = 413
+    code = "payload_too_large"
+
+
+class EngineError(TandemError):
+    status = 500
+    code = "engine_error"
+
+
+class UnavailableError(TandemError):
+    status = 503
+    code = "unavailable"
+
+
+class QueueFullError(UnavailableError):
+    code = "queue_full"
+
+
+class InstanceNotReadyError(UnavailableError):
+    code = "instance_not_ready"
+
+
+class RunnerDiedError(UnavailableError):
+    code = "runner_died"
+
+
+class DeadlineError(TandemError):
+    status = 504
+    code = "deadline_exceeded"
+
+
+class ModelError(TandemError):
+    code = "model_error"
+
+
+class UnsupportedModelError(ModelError):
+    code = "unsupported_model"
+
+
+class DownloadError(ModelError):
+    code = "download_error"
+
+
+class CorruptModelError(ModelError):
+    code = "corrupt_model"
+
+
+class ConfigError(TandemError):
+    code = "config_error"
+
+
+class CancelledError(TandemError):
+    status = 499
+    code = "cancelled"
+
+
+def error_classes() -> dict[str, type[TandemError]]:
+    """All error classes by their `code`."""
+    found: dict[str, type[TandemError]] = {}
+    pending: list[type[TandemError]] = [TandemError]
+    while pending:
+        error = pending.pop()
+        found[error.code] = error
+        pending.extend(error.__subclasses__())
+    return found
