@@ -1,0 +1,128 @@
+"""The contract between a runner and an engine.
+
+An engine lives in a runner subprocess. Its methods are called from one thread, the engine thread, except `prepare`,
+which runs on worker threads so that tokenising a long prompt never delays a running answer.
+
+A request's life: `prepare` (template, tokens, constraint; raises for bad input) -> `submit` -> any number of `step`s
+that return events -> one `Finished` or `Failure` event, or `cancel`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from tandem.types import EngineLoad, Event, GenerationRequest, ModelInfo
+
+EngineName: TypeAlias = Literal["mlx", "sim"]
+
+
+class LoadProgress(NamedTuple):
+    """`done` of `total` layers are in memory."""
+
+    done: int
+    total: int
+
+
+class Output(NamedTuple):
+    """Events of one request, in order."""
+
+    request_id: str
+    events: list[Event]
+
+
+class EngineOptions(msgspec.Struct, frozen=True):
+    """Everything an engine needs to know before it loads a model.
+
+    Attributes:
+        path: folder in Hugging Face layout (`mlx`); empty for `sim`.
+        max_batch: sequences decoded together.
+        prefill_chunk: prompt tokens per step; 0 lets the engine choose.
+        max_decode_stall: seconds that one prefill step may delay running answers.
+        prefix_cache_bytes: budget of the prefix cache; -1 lets the engine choose, 0 means none.
+        kv_bits: 0, 4 or 8.
+        context_length: cap on prompt plus answer; 0 for the model's own.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        sampling_defaults: the model card's values for unset sampling fields.
+        profile: speeds and faults of the `sim` engine.
+    """
+
+    engine: EngineName
+    model_id: str
+    path: str = ""
+    max_batch: int = 8
+    prefill_chunk: int = 0
+    max_decode_stall: float = 0.25
+    prefix_cache_bytes: int = -1
+    kv_bits: int = 0
+    context_length: int = 0
+    dtype: str = "auto"
+    sampling_defaults: dict[str, Any] = {}
+    profile: dict[str, Any] = {}
+
+    @property
+    def folder(self) -> Path:
+        """`path` as a path."""
+        return Path(self.path)
+
+
+class Prepared(ABC):
+    """A request after `Engine.prepare`. Engines subclass it; a runner only needs its id."""
+
+    request_id: str
+
+
+class Engine(ABC):
+    """One loaded model, able to work on several requests at a time."""
+
+    @abstractmethod
+    def load(self, report: Callable[[LoadProgress], None]) -> ModelInfo:
+        """Load the model.
+
+        Raises:
+            ModelError: the files are missing, damaged or of an unknown kind.
+        """
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Run one tiny request, so that the first real one pays for no compilation, and a broken model shows now."""
+
+    @abstractmethod
+    def prepare(self, request_id: str, request: GenerationRequest) -> Prepared:
+        """Turn a request into tokens and samplers. Thread-safe; touches no engine state.
+
+        Raises:
+            InvalidRequestError: the template refuses the messages, the prompt is too long, the schema is unusable.
+        """
+
+    @abstractmethod
+    def submit(self, prepared: Prepared) -> None:
+        """Queue a prepared request. Its first event comes from a later `step`."""
+
+    @abstractmethod
+    def cancel(self, request_id: str) -> bool:
+        """Forget a request at once: no event follows. False if it is unknown (finished already)."""
+
+    @abstractmethod
+    def step(self) -> list[Output]:
+        """Do one unit of work: at most one decode step for the running requests and one prefill chunk.
+
+        A failure that belongs to one request becomes that request's `Failure`. An exception means that the whole
+        engine is broken.
+        """
+
+    @property
+    @abstractmethod
+    def has_work(self) -> bool:
+        """Whether `step` would do anything."""
+
+    @abstractmethod
+    def load_now(self) -> EngineLoad:
+        """How busy the engine is. Callable from any thread."""
+
+    def close(self) -> None:
+        """Give up threads and memory."""

@@ -1,0 +1,129 @@
+"""What can be taken out of, and put back into, each kind of mlx-lm cache.
+
+Three kinds cover all of them:
+
+- *tokens*: one entry per token, addressable for ever (`KVCache`, `QuantizedKVCache`, the MLA latent, which mlx-lm
+  keeps in a `KVCache`).
+- *window*: one entry per token, of which only the last `max_size` are kept (`RotatingKVCache`).
+- *state*: one state for the whole past (`ArraysCache` of recurrent layers), and any cache this module does not know:
+  it can be copied at a point and continued from exactly that point.
+
+Composite caches (`CacheList`) are handled leaf by leaf. Shapes: keys and values are `[1, heads, tokens, dim]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
+
+import mlx.core as mx
+from mlx.utils import tree_flatten, tree_map
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+
+Kind: TypeAlias = Literal["tokens", "window", "state"]
+Entries: TypeAlias = Any
+"""A tree of arrays: (keys, values), where quantised keys are triples. None stands for entries that are not there."""
+
+
+def leaves(caches: Sequence[Any]) -> list[Any]:
+    """The simple caches inside a model's cache, in a fixed order."""
+    found: list[Any] = []
+    for cache in caches:
+        if isinstance(cache, CacheList):
+            found.extend(leaves(cache.caches))
+        else:
+            found.append(cache)
+    return found
+
+
+def kind_of(cache: Any) -> Kind:
+    """Which of the three kinds a simple cache is."""
+    if type(cache) in (KVCache, QuantizedKVCache):
+        return "tokens"
+    if type(cache) is RotatingKVCache and cache.keep == 0:
+        return "window"
+    return "state"
+
+
+def is_batchable(caches: Sequence[Any]) -> bool:
+    """Whether mlx-lm can decode several sequences with such caches together."""
+    return all(hasattr(leaf, "merge") for leaf in leaves(caches))
+
+
+def cache_bytes(caches: Sequence[Any]) -> int:
+    """Memory held by a cache."""
+    return sum(int(leaf.nbytes) for leaf in leaves(caches) if not leaf.empty())
+
+
+def take_entries(cache: Any, start: int, end: int) -> Entries:
+    """Copy the entries of tokens `[start, end)` out of a *tokens* or *window* cache.
+
+    Returns:
+        (keys, values) as arrays of their own, not evaluated yet; None if some of them are no longer held.
+    """
+    if kind_of(cache) == "tokens":
+        if end > cache.offset:
+            return None
+        return tree_map(lambda part: mx.contiguous(part[..., start:end, :]), (cache.keys, cache.values))
+    keys, values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
+    first = cache.offset - keys.shape[2]
+    if start < first or end > cache.offset:
+        return None
+    return (
+        mx.contiguous(keys[..., start - first : end - first, :]),
+        mx.contiguous(values[..., start - first : end - first, :]),
+    )
+
+
+def put_entries(cache: Any, entries: Sequence[Entries], end: int) -> None:
+    """Fill a fresh *tokens* or *window* cache so that it has seen `end` tokens.
+
+    Args:
+        entries: consecutive entries, the last of which ends at token `end` or later; what is later is cut off. A
+            *window* cache needs only the last `max_size` tokens' entries.
+    """
+    joined = tree_map(lambda *parts: mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0], *entries)
+    if kind_of(cache) == "tokens":
+        cache.keys, cache.values = tree_map(lambda part: mx.contiguous(part[..., :end, :]), joined)
+        cache.offset = end
+        return
+    keys, values = joined
+    kept = min(end, cache.max_size, keys.shape[2])
+    cache.keys = mx.contiguous(keys[..., keys.shape[2] - kept :, :])
+    cache.values = mx.contiguous(values[..., values.shape[2] - kept :, :])
+    cache.offset = end
+    cache._idx = kept
+
+
+def take_state(cache: Any) -> Any:
+    """A copy of a *state* cache's whole state, not evaluated yet."""
+    return _copy_state(cache.state)
+
+
+def put_state(cache: Any, state: Any) -> None:
+    """Continue a fresh *state* cache from a state that `take_state` copied."""
+    cache.state = _copy_state(state)
+
+
+def _copy_state(state: Any) -> Any:
+    # A new handle for each array: slice updates rebind the handle they are made through, not what others hold.
+    if isinstance(state, mx.array):
+        return mx.contiguous(state)
+    if isinstance(state, list | tuple):
+        return type(state)(_copy_state(part) for part in state)
+    return state
+
+
+def arrays_in(tree: Any) -> list[mx.array]:
+    """All arrays of a state or entry tree."""
+    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
+
+
+def tree_bytes(tree: Any) -> int:
+    """Memory of all arrays of a tree."""
+    return sum(int(array.nbytes) for array in arrays_in(tree))
+
+
+def fresh_like(cache: Any) -> bool:
+    """Whether a cache has seen no token yet."""
+    return bool(cache.empty()) if not isinstance(cache, ArraysCache) else cache[0] is None

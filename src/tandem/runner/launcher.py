@@ -1,0 +1,119 @@
+"""Starting and ending the runner subprocess itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from tandem.runner.messages import HEADER, MAX_FRAME_BYTES, FromRunner, ToRunner, frame, from_runner_decoder
+
+STDERR_TAIL_LINES = 40
+STOP_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class RunnerProcess:
+    """A running subprocess and the socket to it.
+
+    Attributes:
+        stderr_tail: the last lines of its standard error, for error messages.
+    """
+
+    process: asyncio.subprocess.Process
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    stderr_tail: deque[str]
+    _stderr_task: asyncio.Task[None]
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self.process.pid
+
+    def send(self, message: ToRunner) -> None:
+        """Write a message; a runner that is gone is noticed by the reader, not here."""
+        if not self.writer.is_closing():
+            self.writer.write(frame(message))
+
+    async def receive(self) -> FromRunner | None:
+        """The next message, or None when the runner has closed its end."""
+        try:
+            header = await self.reader.readexactly(HEADER.size)
+            (length,) = HEADER.unpack(header)
+            if length > MAX_FRAME_BYTES:
+                return None
+            return from_runner_decoder.decode(await self.reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError, msgspec.DecodeError):
+            return None
+
+    def kill(self) -> None:
+        """End the process group at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def wait(self) -> int:
+        """Wait for the exit after the socket closed; kill what lingers.
+
+        Returns:
+            The exit status, negative for a signal.
+        """
+        try:
+            await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            self.kill()
+            await self.process.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stderr_task, STOP_SECONDS)
+        self.writer.close()
+        return self.process.returncode if self.process.returncode is not None else -1
+
+
+async def launch(log_file: Path) -> RunnerProcess:
+    """Start `python -m tandem.runner.process` and connect to it.
+
+    Args:
+        log_file: its standard error is appended here.
+    """
+    ours, theirs = socket.socketpair()
+    try:
+        # A session of its own: Ctrl-C in the terminal reaches the server, which then stops its runners in order.
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tandem.runner.process",
+            "--fd",
+            str(theirs.fileno()),
+            pass_fds=(theirs.fileno(),),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+    tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
+    assert process.stderr is not None
+    stderr_task = asyncio.create_task(_keep_stderr(process.stderr, tail, log_file))
+    return RunnerProcess(process, reader, writer, tail, stderr_task)
+
+
+async def _keep_stderr(stream: asyncio.StreamReader, tail: deque[str], log_file: Path) -> None:
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    with log_file.open("ab") as log:
+        while chunk := await stream.read(1 << 16):
+            log.write(chunk)
+            log.flush()
+            tail.extend(chunk.decode("utf-8", "replace").splitlines())
