@@ -1,0 +1,82 @@
+"""Log-probabilities as OpenAI writes them, as JSON text: in chats one object a token, in completions four lists."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from tandem.types import TokenLogprob, TopLogprob
+
+_IMPOSSIBLE = -9999.0
+"""OpenAI's stand-in for a probability of zero: JSON has no infinity."""
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _IMPOSSIBLE)
+
+
+def chat_logprobs(tokens: Sequence[TokenLogprob]) -> bytes:
+    """`tokens` as the members of `logprobs.content`, comma-separated, without brackets."""
+    return msgspec.json.encode([_chat_token(token) for token in tokens])[1:-1]
+
+
+def _chat_token(token: TokenLogprob) -> dict[str, Any]:
+    return {
+        "token": token.token,
+        "logprob": _finite(token.logprob or 0.0),
+        "bytes": token.bytes,
+        "top_logprobs": [
+            {"token": top.token, "logprob": _finite(top.logprob), "bytes": top.bytes} for top in token.top
+        ],
+    }
+
+
+class CompletionLogprobs:
+    """Turns tokens into the lists of a text completion, keeping count of the text's length.
+
+    Tokens that are not UTF-8 by themselves are named `bytes:\\xe2\\x82`, as OpenAI does: otherwise several alternatives
+    would share one name, and `top_logprobs`, an object, could hold only one of them.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def lists(self, tokens: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
+        """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset` of further tokens; offsets in characters."""
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            text = self._decoder.decode(bytes(token.bytes)) if token.bytes else token.token
+            self._offset += len(text)
+        return {
+            "tokens": [_name(token) for token in tokens],
+            "token_logprobs": [None if token.logprob is None else _finite(token.logprob) for token in tokens],
+            "top_logprobs": [self._alternatives(token) for token in tokens],
+            "text_offset": offsets,
+        }
+
+    def _alternatives(self, token: TokenLogprob) -> dict[str, float] | None:
+        if token.logprob is None:
+            return None
+        found: dict[str, float] = {}
+        # The token itself is always among the alternatives (OpenAI documents up to logprobs + 1 of them).
+        for alternative in (*token.top, TopLogprob(token.token, token.token_id, token.logprob, token.bytes)):
+            name = _name(alternative)
+            logprob = _finite(alternative.logprob)
+            # Two ids may have one text: the likelier one stands, or a reader would take a wrong token for the best.
+            found[name] = max(logprob, found.get(name, _IMPOSSIBLE))
+        return found
+
+
+def _name(token: TokenLogprob | TopLogprob) -> str:
+    if not token.bytes:
+        return token.token
+    raw = bytes(token.bytes)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

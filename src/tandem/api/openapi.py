@@ -1,0 +1,79 @@
+"""What `/openapi.json` says: every body, every status, every content type that a client can meet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from tandem import __version__
+from tandem.api.errors import ErrorBody
+from tandem.api.openai.schema_chat import BenchChatRequest, ChatRequest
+from tandem.api.openai.schema_completions import CompletionRequest
+
+_REFERENCE = "#/components/schemas/{model}"
+_REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, BenchChatRequest, CompletionRequest)
+
+_MEANINGS = {
+    400: "The request is wrong: `error.message` says what to change",
+    401: "The API key is missing or wrong",
+    404: "No such model, route or request",
+    413: "The body is too large",
+    499: "The request was cancelled",
+    500: "The engine failed",
+    503: "Busy, loading or restarting: try again after `Retry-After` seconds",
+    504: "A deadline passed",
+}
+
+Responses = dict[int | str, dict[str, Any]]
+
+
+def errors(*statuses: int) -> Responses:
+    """Declares error responses."""
+    return {status: {"model": ErrorBody, "description": _MEANINGS[status]} for status in statuses}
+
+
+def generation_responses(model: type[BaseModel]) -> Responses:
+    """Declares what a generation route can answer."""
+    events = {"schema": {"type": "string", "description": "Server-sent events, when `stream` is true."}}
+    success = {"model": model, "description": "The answer", "content": {"text/event-stream": events}}
+    return {200: success, **errors(*_MEANINGS)}
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Declares a JSON request body. The routes read bodies themselves, so FastAPI cannot know."""
+    schema = {"$ref": _REFERENCE.format(model=model.__name__)}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def install_openapi(app: FastAPI) -> None:
+    """Make `app` serve our description."""
+
+    def describe() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = _describe(app)
+        return app.openapi_schema
+
+    app.openapi = describe  # type: ignore[method-assign]
+
+
+def _describe(app: FastAPI) -> dict[str, Any]:
+    schema = get_openapi(
+        title="Tandem",
+        version=__version__,
+        description="One language model across the machines you own.",
+        routes=app.routes,
+    )
+    _, requests = models_json_schema([(model, "validation") for model in _REQUESTS], ref_template=_REFERENCE)
+    components = schema.setdefault("components", {}).setdefault("schemas", {})
+    components.update(requests["$defs"])
+    for name in ("HTTPValidationError", "ValidationError"):
+        components.pop(name, None)
+    for path in schema["paths"].values():
+        for operation in path.values():
+            # FastAPI promises its own 422; our validation errors are 400.
+            operation["responses"].pop("422", None)
+    return schema
