@@ -36,12 +36,17 @@ def build_once(target: Path, build: Callable[[Path], None]) -> Path:
         partial.mkdir()
         try:
             build(partial)
-            flush_folder(partial)
-            partial.rename(target)
+            publish(partial, target)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-        _flush(target.parent)
     return target
+
+
+def publish(folder: Path, target: Path) -> None:
+    """Make `folder` durable and give it its final name, on the same disk. The caller holds the target's lock."""
+    flush_folder(folder)
+    folder.rename(target)
+    _flush(target.parent)
 
 
 @contextmanager

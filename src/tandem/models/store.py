@@ -20,7 +20,7 @@ from typing import Any, Literal
 from tandem.config import Settings
 from tandem.errors import NotFoundError, UnsupportedError
 from tandem.models import packaged
-from tandem.models.atomic import build_once, locked, sweep
+from tandem.models.atomic import build_once, locked, publish, sweep
 from tandem.models.cards import CardStore, ModelCard, file_name
 from tandem.models.folder import check_model_folder, derive_card, folder_size, is_model_folder, read_json
 from tandem.models.gguf.convert import conversion_key, convert_gguf, write_json
@@ -28,6 +28,7 @@ from tandem.models.gguf.describe import gguf_card
 from tandem.models.progress import Progress, ProgressCallback, ignore_progress
 
 Source = Literal["folder", "gguf", "hub", "packaged"]
+DOWNLOADS = ".downloads"
 MARKER = "tandem.json"
 """Our own file in a stored folder: `model_id`, `source`, `origin`."""
 
@@ -112,6 +113,9 @@ class ModelStore:
             DownloadError: the hub said no, or the transfer broke.
             ModelError: its files cannot be used.
         """
+        repository = None if self.find(reference) is not None else self._repository(reference)
+        if repository is not None:
+            self._pull(*repository, progress or ignore_progress)
         return self.locate(reference, progress)
 
     def import_(self, path: Path, model_id: str | None = None, progress: ProgressCallback | None = None) -> LocalModel:
@@ -155,6 +159,11 @@ class ModelStore:
             UnsupportedError: it does not belong to the store.
         """
         model = None if _is_path(model_id) else self.find(model_id)
+        if model is None and (unfinished := self.settings.models_dir / DOWNLOADS / file_name(model_id)).is_dir():
+            with locked(self.settings.models_dir / unfinished.name):
+                freed = folder_size(unfinished)
+                shutil.rmtree(unfinished)
+            return freed
         if model is None:
             raise NotFoundError(self._not_found(model_id), param="model")
         if model.source == "packaged":
@@ -251,6 +260,32 @@ class ModelStore:
         for other in _children(self.settings.converted_dir):
             if other != model.path and _marker(other).get("origin") == str(origin):
                 shutil.rmtree(other)  # of an earlier state of the same file
+
+    # ----------------------------------------------------------------------------------------------------- fetching
+
+    def _repository(self, reference: str) -> tuple[str, str] | None:
+        """The hub repository that `reference` names, and the id that its model gets here."""
+        card = self.cards.get(reference)
+        model_id = card.model_id if card else reference
+        for name in (reference, model_id, *(card.aliases if card else ())):
+            if name.count("/") == 1:
+                return name, model_id
+        return None
+
+    def _pull(self, repository: str, model_id: str, progress: ProgressCallback) -> None:
+        from tandem.models.hub import download, list_repository
+
+        listing = list_repository(repository, offline=self.settings.offline)
+        target = self.settings.models_dir / file_name(model_id)
+        staging = self.settings.models_dir / DOWNLOADS / target.name
+        with locked(target):
+            if target.is_dir():
+                return
+            download(listing, staging, progress)
+            check_model_folder(staging)
+            marker = {"model_id": model_id, "source": "hub", "origin": repository, "commit": listing.commit}
+            write_json(staging / MARKER, marker)
+            publish(staging, target)
 
     def _not_found(self, reference: str) -> str:
         known = {model.model_id for model in self.list()}

@@ -59,11 +59,15 @@ GEMMA3_27B_LAYERS = 62
 
 def _llama_config(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
     bias = "blk.0.attn_q.bias" in file.tensors
-    return {"attention_bias": bias, "mlp_bias": False, "rope_traditional": False}
+    return {"hidden_act": "silu", "attention_bias": bias, "mlp_bias": False, "rope_traditional": False}
+
+
+def _qwen2_config(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "silu"}
 
 
 def _qwen3_config(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
-    return {"attention_bias": False}
+    return {"hidden_act": "silu", "attention_bias": False}
 
 
 def _gemma3_config(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +99,7 @@ def _gemma3_config(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("LlamaForCausalLM", "llama", TWO_NORMS, _llama_config, rope_rows_paired=True),
-    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", TWO_NORMS),
+    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", TWO_NORMS, _qwen2_config),
     "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", {**TWO_NORMS, **HEAD_NORMS}, _qwen3_config),
     "gemma3": Architecture(
         "Gemma3ForCausalLM",
@@ -156,7 +160,6 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_theta": _decimal(file.metadata.get(f"{prefix}.rope.freq_base", _default_theta(prefix))),
-        "hidden_act": "silu",
         "dtype": "bfloat16" if prefix == "gemma3" else "float16",
     }
     if prefix == "qwen2" and config["head_dim"] != hidden // heads:

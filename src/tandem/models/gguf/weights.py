@@ -21,7 +21,11 @@ import numpy.typing as npt
 from tandem.errors import CorruptModelError, UnsupportedModelError
 from tandem.models.gguf.reader import GgufFile, TensorInfo
 
-READABLE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+READABLE = (
+    "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+    # K-quant files use these for rows that do not fill a block of 256.
+    "Q5_0", "Q5_1", "IQ4_NL",
+)  # fmt: skip
 STORED: dict[str, tuple[str, int]] = {"F32": ("F32", 4), "F16": ("F16", 2), "BF16": ("BF16", 2)}
 """Our name and bytes per element of the types that are kept; everything else is stored as F16."""
 ROWS_AT_A_TIME = 4 << 20
