@@ -6,10 +6,11 @@ import asyncio
 import time
 import uuid
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandem.cluster.identity import node_id
 from tandem.config import Settings
-from tandem.engines.base import EngineOptions, LoadProgress
+from tandem.engines.base import EngineName, EngineOptions, LoadProgress
 from tandem.engines.sim.profile import is_sim_reference, parse_sim_reference
 from tandem.errors import InstanceNotReadyError, NotFoundError, TandemError
 from tandem.models.cards import ModelCard
@@ -109,22 +110,25 @@ class Node:
         if isinstance(model, str):
             profile = parse_sim_reference(model)
             card = profile.card()
-            options = EngineOptions(engine="sim", model_id=card.model_id, profile=profile.to_dict())
+            options = self._options(card, "sim", profile=profile.to_dict())
         else:
             card = model.card
-            options = EngineOptions(
-                engine="mlx",
-                model_id=card.model_id,
-                path=str(model.path),
-                sampling_defaults=card.sampling_values(),
-            )
+            options = self._options(card, "mlx", path=str(model.path))
+        instance_id = str(uuid.uuid4())
+        supervisor = Supervisor(instance_id, options, self.settings, self._notify)
+        self._instances[instance_id] = _Instance(instance_id, card, supervisor)
+        supervisor.start()
+        return instance_id
+
+    def _options(
+        self, card: ModelCard, engine: EngineName, *, path: str = "", profile: dict[str, Any] | None = None
+    ) -> EngineOptions:
         settings = self.settings
-        options = EngineOptions(
-            engine=options.engine,
-            model_id=options.model_id,
-            path=options.path,
-            sampling_defaults=options.sampling_defaults,
-            profile=options.profile,
+        defaults = card.sampling_defaults
+        return EngineOptions(
+            engine=engine,
+            model_id=card.model_id,
+            path=path,
             max_batch=settings.max_batch,
             prefill_chunk=settings.prefill_chunk,
             max_decode_stall=settings.max_decode_stall,
@@ -132,12 +136,9 @@ class Node:
             kv_bits=settings.kv_bits,
             context_length=settings.context_length,
             dtype=settings.dtype,
+            sampling_defaults=defaults.model_dump(exclude_none=True) if defaults is not None else {},
+            profile=profile or {},
         )
-        instance_id = str(uuid.uuid4())
-        supervisor = Supervisor(instance_id, options, settings, self._notify)
-        self._instances[instance_id] = _Instance(instance_id, card, supervisor)
-        supervisor.start()
-        return instance_id
 
     async def obtain(self, reference: str) -> LocalModel | str:
         """Find (or fetch) the model that `reference` names, off the event loop. `sim` references stay as they are.

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 import mlx.core as mx
 from mlx.utils import tree_flatten, tree_map
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 Kind: TypeAlias = Literal["tokens", "window", "state"]
 Entries: TypeAlias = Any
@@ -79,20 +79,16 @@ def put_entries(cache: Any, entries: Sequence[Entries], end: int) -> None:
     """Fill a fresh *tokens* or *window* cache so that it has seen `end` tokens.
 
     Args:
-        entries: consecutive entries, the last of which ends at token `end` or later; what is later is cut off. A
-            *window* cache needs only the last `max_size` tokens' entries.
+        entries: consecutive entries whose last one is token `end - 1`. A *tokens* cache needs all from token 0, a
+            *window* cache the last `min(end, max_size)`.
     """
-    joined = tree_map(lambda *parts: mx.concatenate(parts, axis=2) if len(parts) > 1 else parts[0], *entries)
-    if kind_of(cache) == "tokens":
-        cache.keys, cache.values = tree_map(lambda part: mx.contiguous(part[..., :end, :]), joined)
-        cache.offset = end
-        return
-    keys, values = joined
-    kept = min(end, cache.max_size, keys.shape[2])
-    cache.keys = mx.contiguous(keys[..., keys.shape[2] - kept :, :])
-    cache.values = mx.contiguous(values[..., values.shape[2] - kept :, :])
+    keys, values = tree_map(lambda *parts: mx.concatenate(parts, axis=2), *entries)
+    if kind_of(cache) == "window":
+        kept = min(end, cache.max_size)
+        keys, values = keys[..., -kept:, :], values[..., -kept:, :]
+        cache._idx = kept
+    cache.keys, cache.values = keys, values
     cache.offset = end
-    cache._idx = kept
 
 
 def take_state(cache: Any) -> Any:
@@ -122,8 +118,3 @@ def arrays_in(tree: Any) -> list[mx.array]:
 def tree_bytes(tree: Any) -> int:
     """Memory of all arrays of a tree."""
     return sum(int(array.nbytes) for array in arrays_in(tree))
-
-
-def fresh_like(cache: Any) -> bool:
-    """Whether a cache has seen no token yet."""
-    return bool(cache.empty()) if not isinstance(cache, ArraysCache) else cache[0] is None

@@ -56,7 +56,7 @@ class SimProfile(msgspec.Struct, frozen=True, omit_defaults=True):
         """A model card, so that a simulated model is listed like any other."""
         return ModelCard(
             model_id=self.model_id,
-            storage_size=0,
+            storage_size=1,  # a card has a size; nothing is stored
             n_layers=self.layers,
             hidden_size=self.kv_heads * self.head_dim,
             num_key_value_heads=self.kv_heads,

@@ -1,0 +1,124 @@
+"""The running answers, decoded together.
+
+mlx-lm's `GenerationBatch` does the work: it keeps one step in flight, so that the device computes the next token while
+we look at the last one. Its stop conditions are not used; who leaves, and when, is decided by the caller.
+
+A lone sequence keeps its plain cache, which needs no padding mask; caches are merged when a second one joins. Models
+whose caches cannot be merged (quantised or chunked ones) get a batch of one for each sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import GenerationBatch, StopSequences
+from mlx_lm.sample_utils import greedy_sampler
+
+from tandem.engines.mlx.cache_kinds import cache_bytes, is_batchable
+from tandem.engines.mlx.sampling import Processor, Sampler
+
+UNBOUNDED = 1 << 62
+
+
+class Decoded(NamedTuple):
+    """One new token. `logprobs` is the whole vocabulary's, evaluated: `[vocabulary]`."""
+
+    sequence: int
+    token: int
+    logprobs: mx.array
+
+
+class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
+    """A batch that may hold a single sequence with a plain, unmerged cache."""
+
+    merged = False
+
+    def merge_cache(self) -> None:
+        if not self.merged:
+            self.prompt_cache = [cache.merge([cache]) for cache in self.prompt_cache]
+            self.merged = True
+
+    def cache_of(self, index: int) -> list[Any]:
+        if self.merged:
+            extracted: list[Any] = self.extract_cache(index)
+            return extracted
+        return list(self.prompt_cache)
+
+
+class Decoder:
+    """All sequences that are past their prompt.
+
+    Args:
+        model: the loaded model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._lanes: list[_Lane] = []
+
+    def __len__(self) -> int:
+        return sum(len(lane) for lane in self._lanes)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by the running sequences' caches."""
+        return sum(cache_bytes(lane.prompt_cache) for lane in self._lanes)
+
+    def add(
+        self,
+        sequence: int,
+        tokens: list[int],
+        cache: list[Any],
+        sampler: Sampler,
+        processors: Sequence[Processor],
+    ) -> None:
+        """Begin to decode.
+
+        Args:
+            tokens: the whole prompt; `cache` holds all of it but the last token, which is fed first.
+        """
+        lane = _Lane(
+            self._model,
+            [sequence],
+            mx.array(tokens[-1:], mx.uint32),
+            cache,
+            [list(tokens[:-1])],
+            [sampler],
+            greedy_sampler,
+            [tuple(processors)],
+            [StopSequences()],
+            [UNBOUNDED],
+        )
+        if self._lanes and is_batchable(cache):
+            self._lanes[0].merge_cache()
+            lane.merge_cache()
+            self._lanes[0].extend(lane)
+        else:
+            self._lanes.append(lane)
+
+    def step(self) -> list[Decoded]:
+        """One token for every sequence."""
+        return [
+            Decoded(response.uid, response.token, response.logprobs)
+            for lane in self._lanes
+            for response in lane.next()
+        ]
+
+    def extract(self, sequence: int) -> tuple[list[int], list[Any]]:
+        """The tokens that a sequence's cache holds, and that cache, as its own copy."""
+        lane = self._lane_of(sequence)
+        index = lane.uids.index(sequence)
+        return lane.tokens[index], lane.cache_of(index)
+
+    def remove(self, sequence: int) -> None:
+        """Take a sequence out of its batch."""
+        lane = self._lane_of(sequence)
+        lane.filter([index for index, uid in enumerate(lane.uids) if uid != sequence])
+        if not lane.uids:
+            self._lanes.remove(lane)
+
+    def _lane_of(self, sequence: int) -> _Lane:
+        return next(lane for lane in self._lanes if sequence in lane.uids)

@@ -1,0 +1,281 @@
+"""The MLX engine: which request gets the device next.
+
+Each step decodes one token for every running answer, then prefills one chunk of one waiting prompt. While answers run,
+chunks are small enough that none of them pauses for longer than `max_decode_stall`. Prompts are prefilled one at a
+time, unpadded, so that what the model computes for a prompt never depends on its neighbours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+
+from tandem.engines.answer import score_prompt
+from tandem.engines.base import Engine, EngineOptions, LoadProgress, Output, Prepared
+from tandem.engines.mlx.decode import Decoder
+from tandem.engines.mlx.load import LoadedModel, load, on_accelerator
+from tandem.engines.mlx.logprobs import score
+from tandem.engines.mlx.memory import MemoryBudget
+from tandem.engines.mlx.prefill import Prefill, measure_bytes_per_token
+from tandem.engines.mlx.prefix_cache import PrefixCache
+from tandem.engines.mlx.request import Sequence, prepare
+from tandem.engines.mlx.sampling import make_processors, make_sampler
+from tandem.errors import EngineError
+from tandem.models.text import TextModel
+from tandem.types import EngineLoad, Event, Failure, GenerationRequest, ModelInfo, PrefillProgress
+
+logger = logging.getLogger("tandem.mlx")
+
+CPU_PREFILL_CHUNK = 256
+GPU_PREFILL_CHUNK = 2048
+SMALLEST_CHUNK = 16
+FIRST_GUESS_TPS = 100.0
+CLEAR_CACHE_STEPS = 256
+
+
+class MlxEngine(Engine):
+    """One model on MLX.
+
+    Args:
+        options: what to load and how.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self._options = options
+        self._numbers = itertools.count(1)
+        self._waiting: list[Sequence] = []
+        self._prefilling: list[Sequence] = []
+        self._running: dict[int, Sequence] = {}
+        self._steps = 0
+        self._prefill_tps = FIRST_GUESS_TPS
+        self._decode_tps = 0.0
+        self._is_loaded = False
+        self._loaded: LoadedModel
+        self._text: TextModel
+        self._decoder: Decoder
+        self._prefix: PrefixCache
+        self._memory: MemoryBudget
+
+    # ------------------------------------------------------------------------------------------------------- lifetime
+
+    def load(self, report: Callable[[LoadProgress], None]) -> ModelInfo:
+        options = self._options
+        self._loaded = loaded = load(options, report)
+        self._text = TextModel.load(options.folder)
+        self._decoder = Decoder(loaded.model)
+        kv_bytes = measure_bytes_per_token(loaded.make_cache, loaded.model)
+        self._memory = MemoryBudget.measure(kv_bytes)
+        self._prefix = PrefixCache(loaded.make_cache, self._memory.prefix_budget(options.prefix_cache_bytes))
+        self._is_loaded = True
+        return ModelInfo(
+            model_id=options.model_id,
+            engine="mlx",
+            architecture=loaded.architecture,
+            context_length=loaded.context_length,
+            vocabulary_size=self._text.vocabulary_size,
+            dtype=str(loaded.dtype).removeprefix("mlx.core."),
+            capabilities=self._text.capabilities,
+            weight_bytes=loaded.weight_bytes,
+            kv_bytes_per_token=kv_bytes,
+        )
+
+    def warm_up(self) -> None:
+        cache = self._loaded.make_cache()
+        prefill = Prefill(self._loaded.model, [0] * 9, cache, 0)
+        while not prefill.done:
+            prefill.step(self._chunk)
+        self._decoder.add(0, prefill.tokens, cache, lambda logprobs: mx.argmax(logprobs, axis=-1), [])
+        self._decoder.step()
+        self._decoder.remove(0)
+        mx.clear_cache()
+
+    @property
+    def _chunk(self) -> int:
+        if self._options.prefill_chunk:
+            return self._options.prefill_chunk
+        return GPU_PREFILL_CHUNK if on_accelerator() else CPU_PREFILL_CHUNK
+
+    # ------------------------------------------------------------------------------------------------------- requests
+
+    def prepare(self, request_id: str, request: GenerationRequest) -> Prepared:
+        return prepare(request_id, request, self._text, self._loaded, self._memory)
+
+    def submit(self, prepared: Prepared) -> None:
+        assert isinstance(prepared, Sequence)
+        prepared.number = next(self._numbers)
+        if not self.has_work:
+            mx.reset_peak_memory()
+        self._waiting.append(prepared)
+
+    def cancel(self, request_id: str) -> bool:
+        for queue in (self._waiting, self._prefilling):
+            for sequence in queue:
+                if sequence.request_id == request_id:
+                    queue.remove(sequence)
+                    return True
+        for sequence in self._running.values():
+            if sequence.request_id == request_id:
+                self._leave(sequence)
+                return True
+        return False
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._waiting or self._prefilling or self._running)
+
+    def load_now(self) -> EngineLoad:
+        if not self._is_loaded:
+            return EngineLoad()
+        return EngineLoad(
+            waiting=len(self._waiting),
+            prefilling=len(self._prefilling),
+            decoding=len(self._running),
+            cache_bytes=self._memory.active,
+            prefix_cache_bytes=self._prefix.nbytes,
+            active_memory=mx.get_active_memory(),
+            steps=self._steps,
+            prefill_tps=self._prefill_tps,
+            decode_tps=self._decode_tps,
+        )
+
+    # ----------------------------------------------------------------------------------------------------------- steps
+
+    def step(self) -> list[Output]:
+        self._steps += 1
+        outputs: list[Output] = []
+        if self._running:
+            self._decode(outputs)
+        self._admit(outputs)
+        if self._prefilling:
+            self._prefill(outputs)
+        if self._steps % CLEAR_CACHE_STEPS == 0 or not self.has_work:
+            mx.clear_cache()
+        self._memory.active = self._decoder.nbytes
+        return outputs
+
+    def _admit(self, outputs: list[Output]) -> None:
+        """Let waiting requests in, in order, while there is room in the batch and in memory."""
+        while self._waiting and len(self._prefilling) + len(self._running) < self._options.max_batch:
+            sequence = self._waiting[0]
+            others = sum(other.reserved for other in (*self._prefilling, *self._running.values()))
+            if not self._memory.fits(others + sequence.reserved) and others:
+                return
+            # What is kept for later makes room for what runs now, before it is needed.
+            self._prefix.shrink(self._memory.total - others - sequence.reserved)
+            self._waiting.pop(0)
+            self._prefilling.append(sequence)
+
+    def _prefill(self, outputs: list[Output]) -> None:
+        now = time.monotonic()
+        # Shortest work first keeps the mean wait low; what has waited counts against it, so that nothing starves.
+        sequence = min(
+            self._prefilling,
+            key=lambda one: (len(one.tokens) - one.position) / self._prefill_tps - (now - one.answer.arrived),
+        )
+        events: list[Event] = []
+        try:
+            self._prefill_chunk(sequence, events)
+        except Exception as error:  # noqa: BLE001 - whatever the model raises on this prompt is this prompt's failure
+            logger.exception("prefill of request %s failed", sequence.request_id)
+            self._prefilling.remove(sequence)
+            events.append(Failure.of(EngineError(f"The prompt could not be processed: {error}")))
+        if events:
+            outputs.append(Output(sequence.request_id, events))
+
+    def _prefill_chunk(self, sequence: Sequence, events: list[Event]) -> None:
+        prefill = sequence.prefill
+        if prefill is None:
+            prefill = sequence.prefill = self._begin(sequence)
+            events.append(sequence.answer.accept(prefill.position))
+        if not prefill.done:
+            begun = time.monotonic()
+            count = prefill.step(self._chunk_limit())
+            spent = time.monotonic() - begun
+            if count >= SMALLEST_CHUNK:
+                self._prefill_tps += 0.3 * (count / spent - self._prefill_tps)
+            if sequence.keeps_prefix:
+                self._prefix.store(prefill.tokens[: prefill.position], prefill.cache, tail=prefill.done)
+            if prefill.total > count:
+                events.append(PrefillProgress(prefill.position + 1 if prefill.done else prefill.position, len(prefill.tokens)))
+        if prefill.done:
+            self._prefilling.remove(sequence)
+            self._start_answer(sequence, prefill, events)
+
+    def _begin(self, sequence: Sequence) -> Prefill:
+        hit = self._prefix.find(sequence.tokens[:-1]) if sequence.keeps_prefix and not sequence.scored else None
+        return Prefill(
+            self._loaded.model,
+            sequence.tokens,
+            hit.cache if hit else self._loaded.make_cache(),
+            hit.length if hit else 0,
+            alternatives=sequence.answer.request.prompt_logprobs,
+        )
+
+    def _chunk_limit(self) -> int:
+        if not self._running:
+            return self._chunk
+        affordable = int(self._options.max_decode_stall * self._prefill_tps)
+        power = 1 << max(0, affordable.bit_length() - 1)
+        return max(SMALLEST_CHUNK, min(self._chunk, power))
+
+    def _start_answer(self, sequence: Sequence, prefill: Prefill, events: list[Event]) -> None:
+        answer = sequence.answer
+        answer.prefilled()
+        request = answer.request
+        if request.echo or request.prompt_logprobs is not None:
+            events.append(score_prompt(self._text, request, sequence.tokens, prefill.scores))
+        sequence.prefill = None
+        if answer.max_tokens == 0:
+            events.extend(answer.finish("length"))
+            return
+        vocabulary = self._text.vocabulary_size
+        processors = [
+            sequence.guard(processor)
+            for processor in make_processors(sequence.sampling, len(sequence.tokens), sequence.constraint)
+        ]
+        self._decoder.add(
+            sequence.number, sequence.tokens, prefill.cache, make_sampler(sequence.sampling, vocabulary), processors
+        )
+        self._running[sequence.number] = sequence
+
+    def _decode(self, outputs: list[Output]) -> None:
+        begun = time.monotonic()
+        decoded = self._decoder.step()
+        spent = time.monotonic() - begun
+        if spent > 0:
+            self._decode_tps += 0.1 * (len(decoded) / spent - self._decode_tps)
+        for number, token, logprobs in decoded:
+            sequence = self._running[number]
+            answer = sequence.answer
+            top = answer.request.logprobs
+            described = None if top is None else score(token, np.array(logprobs.astype(mx.float32)), top)
+            if sequence.broken is not None:
+                events: list[Event] = [Failure.of(sequence.broken)]
+            else:
+                events = answer.add(token, described)
+            if answer.finished and sequence.keeps_prefix:
+                self._prefix.store(*self._decoder.extract(number), tail=True)
+            if answer.finished or sequence.broken is not None:
+                self._leave(sequence)
+            if events:
+                outputs.append(Output(sequence.request_id, events))
+
+    def _leave(self, sequence: Sequence) -> None:
+        self._decoder.remove(sequence.number)
+        del self._running[sequence.number]
+
+    def check_idle(self) -> None:
+        """Assert that nothing is left of requests that have ended. For tests, and cheap enough for an idle moment."""
+        assert not self.has_work
+        assert len(self._decoder) == 0
+        assert self._decoder.nbytes == 0
+        self._prefix.check()
+
+    def close(self) -> None:
+        self._prefix.clear()
+        mx.clear_cache()

@@ -1,0 +1,142 @@
+"""From a request to a sequence that the engine can run. Runs on worker threads: no MLX arrays here."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from tandem.engines.answer import Answer
+from tandem.engines.base import Prepared
+from tandem.engines.mlx.load import LoadedModel
+from tandem.engines.mlx.memory import MemoryBudget
+from tandem.engines.mlx.sampling import Processor, ResolvedSampling, resolve
+from tandem.errors import ContextTooLongError, EngineError, InvalidRequestError, TandemError
+from tandem.models.chat import prepare as render_prompt
+from tandem.models.constraint import Constraint, compile_constraint
+from tandem.models.output.processor import OutputProcessor
+from tandem.models.text import TextModel
+from tandem.types import ChatPrompt, GenerationRequest
+
+if TYPE_CHECKING:
+    import mlx.core as mx
+
+    from tandem.engines.mlx.prefill import Prefill
+
+RESERVE_TOKENS = 512
+"""Of an answer of unknown length, the part that memory is set aside for before it begins."""
+
+
+class Sequence(Prepared):
+    """A request on its way through the engine.
+
+    Attributes:
+        number: the engine's own, unique.
+        tokens: the prompt.
+        reserved: bytes set aside for its cache.
+        prefill: while the prompt is processed.
+        broken: set when a processor of this sequence failed.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        answer: Answer,
+        sampling: ResolvedSampling,
+        constraint: Constraint | None,
+        reserved: int,
+    ) -> None:
+        self.request_id = request_id
+        self.answer = answer
+        self.sampling = sampling
+        self.constraint = constraint
+        self.reserved = reserved
+        self.number = 0
+        self.prefill: Prefill | None = None
+        self.broken: TandemError | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt's token ids."""
+        return self.answer.prompt.token_ids
+
+    @property
+    def position(self) -> int:
+        """Prompt tokens processed so far."""
+        return self.prefill.position if self.prefill is not None else 0
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's own tokens get log-probabilities, for which all of them must be computed."""
+        return self.answer.request.prompt_logprobs is not None
+
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether the prefix cache takes part."""
+        return self.answer.request.use_prefix_cache
+
+    def guard(self, processor: Processor) -> Processor:
+        """A processor whose failure ends this sequence instead of the batch it runs in."""
+
+        def guarded(tokens: mx.array, logits: mx.array) -> mx.array:
+            if self.broken is not None:
+                return logits
+            try:
+                return processor(tokens, logits)
+            except TandemError as error:
+                self.broken = error
+            except Exception as error:  # noqa: BLE001 - see above; the reader is told
+                self.broken = EngineError(f"The next token could not be chosen: {error}")
+            return logits
+
+        return guarded
+
+
+def prepare(
+    request_id: str, request: GenerationRequest, text: TextModel, loaded: LoadedModel, memory: MemoryBudget
+) -> Sequence:
+    """Render, tokenise, check and compile.
+
+    Raises:
+        InvalidRequestError: the template, a sampling value or the schema is at fault.
+        ContextTooLongError: the prompt leaves no room for an answer.
+    """
+    arrived = time.monotonic()
+    sampling = resolve(request.sampling, _defaults(loaded, request), text.vocabulary_size)
+    prompt = render_prompt(text, request.prompt)
+    length = len(prompt.token_ids)
+    if length == 0:
+        raise InvalidRequestError("The prompt is empty: there is no token to continue from.", param="prompt")
+    room = loaded.context_length - length
+    if room < (0 if request.max_tokens == 0 else 1):
+        raise ContextTooLongError(
+            f"The prompt has {length} tokens; this model's context holds {loaded.context_length}, answer included. "
+            "Shorten the prompt.",
+            param="messages",
+        )
+    max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
+    reserved = memory.needed(length + min(max_tokens, RESERVE_TOKENS))
+    if not memory.fits(reserved):
+        raise ContextTooLongError(
+            f"A prompt of {length} tokens needs {reserved >> 20} MiB of cache; this machine has {memory.total >> 20} MiB "
+            "for it. Shorten the prompt, or set TANDEM_KV_BITS=8.",
+            param="messages",
+        )
+    constraint = compile_constraint(text, request, prompt)
+    output = OutputProcessor(text, prompt, stop=request.stop, logprobs=request.logprobs is not None)
+    answer = Answer(
+        request_id, request, prompt, output, text.eos_ids, max_tokens, arrived, peak_memory=_peak_memory
+    )
+    return Sequence(request_id, answer, sampling, cast("Constraint | None", constraint), reserved)
+
+
+def _defaults(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
+    """The model's sampling values, those of the mode that the request chose first."""
+    thinking = request.prompt.thinking if isinstance(request.prompt, ChatPrompt) else None
+    mode = {True: "thinking", False: "non_thinking", None: ""}[thinking]
+    return loaded.defaults | (loaded.defaults.get(mode) or {})
+
+
+def _peak_memory() -> int:
+    import mlx.core as mx
+
+    return int(mx.get_peak_memory())

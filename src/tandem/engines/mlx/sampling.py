@@ -1,0 +1,179 @@
+"""From a request's `Sampling` to the functions that mlx-lm's batch calls per sequence.
+
+Order: penalties and biases on the logits, then the constraint's mask, then temperature, top-k, top-p and min-p on the
+log-probabilities (the order of transformers' `generate`), then a draw with the request's own random key: the stream of
+random numbers belongs to the request, so that neither its neighbours in the batch nor the order of arrival matter.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.sample_utils import (
+    apply_min_p,
+    apply_top_k,
+    apply_top_p,
+    greedy_sampler,
+    make_logits_processors,
+    make_repetition_penalty,
+)
+
+from tandem.errors import InvalidRequestError
+from tandem.types import Sampling
+
+if TYPE_CHECKING:
+    from tandem.models.constraint import Constraint
+
+Sampler: TypeAlias = Callable[[mx.array], mx.array]
+"""Log-probabilities `[1, vocabulary]` to a token `[1]`."""
+Processor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
+"""(tokens so far `[n]`, logits `[1, vocabulary]`) to new logits."""
+
+FALLBACK: Mapping[str, float] = {
+    "temperature": 0.7,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "repetition_context_size": 20,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+
+
+class ResolvedSampling(NamedTuple):
+    """A `Sampling` with every gap filled."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    repetition_penalty: float
+    repetition_context_size: int
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: dict[int, float]
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is always taken."""
+        return self.temperature == 0
+
+
+def resolve(sampling: Sampling, defaults: Mapping[str, Any], vocabulary_size: int) -> ResolvedSampling:
+    """Fill the gaps from `defaults` (the model's), then from `FALLBACK`, and check the ranges.
+
+    Raises:
+        InvalidRequestError: a value is out of range, or a biased token is not in the vocabulary.
+    """
+
+    def value(name: str) -> Any:
+        given = getattr(sampling, name)
+        if given is not None:
+            return given
+        default = defaults.get(name)
+        return FALLBACK[name] if default is None else default
+
+    def bounded(name: str, low: float, high: float) -> Any:
+        number = value(name)
+        if not low <= number <= high:
+            raise InvalidRequestError(f"{name} must be between {low:g} and {high:g}, not {number:g}.", param=name)
+        return number
+
+    for token in sampling.logit_bias:
+        if not 0 <= token < vocabulary_size:
+            raise InvalidRequestError(
+                f"logit_bias names token {token}, but the vocabulary ends at {vocabulary_size - 1}.", param="logit_bias"
+            )
+    return ResolvedSampling(
+        temperature=float(bounded("temperature", 0, 100)),
+        top_p=float(bounded("top_p", 0, 1)),
+        top_k=int(bounded("top_k", -1, 1 << 31)),
+        min_p=float(bounded("min_p", 0, 1)),
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed & (2**64 - 1),
+        repetition_penalty=float(bounded("repetition_penalty", 1e-3, 100)),
+        repetition_context_size=int(bounded("repetition_context_size", 1, 1 << 31)),
+        presence_penalty=float(bounded("presence_penalty", -10, 10)),
+        frequency_penalty=float(bounded("frequency_penalty", -10, 10)),
+        logit_bias=sampling.logit_bias,
+    )
+
+
+def make_sampler(sampling: ResolvedSampling, vocabulary_size: int) -> Sampler:
+    """The request's sampler. All greedy requests share one object, which lets a batch sample them in one call."""
+    if sampling.greedy:
+        return greedy_sampler  # type: ignore[no-any-return]
+    key = mx.random.key(sampling.seed)
+    scale = 1.0 / sampling.temperature
+
+    def sample(logprobs: mx.array) -> mx.array:
+        nonlocal key
+        scores = logprobs * scale
+        if 0 < sampling.top_k < vocabulary_size:
+            scores = apply_top_k(scores, sampling.top_k)
+        if sampling.top_p < 1:
+            scores = apply_top_p(scores - mx.logsumexp(scores, axis=-1, keepdims=True), max(sampling.top_p, 1e-9))
+        if sampling.min_p > 0:
+            scores = apply_min_p(scores, sampling.min_p)
+        key, draw = mx.random.split(key)
+        return mx.random.categorical(scores, key=draw)
+
+    return sample
+
+
+def make_processors(sampling: ResolvedSampling, prompt_length: int, constraint: Constraint | None) -> list[Processor]:
+    """What changes the logits before sampling.
+
+    Args:
+        prompt_length: tokens before the first generated one.
+        constraint: restricts the answer; it is advanced by the processor itself.
+    """
+    processors: list[Processor] = []
+    if sampling.repetition_penalty != 1:
+        processors.append(make_repetition_penalty(sampling.repetition_penalty, sampling.repetition_context_size))
+    if sampling.presence_penalty or sampling.frequency_penalty:
+        processors.append(_answer_penalty(sampling, prompt_length))
+    if sampling.logit_bias:
+        processors.extend(make_logits_processors(logit_bias=sampling.logit_bias))
+    if constraint is not None:
+        processors.append(_mask(constraint, prompt_length))
+    return processors
+
+
+def _answer_penalty(sampling: ResolvedSampling, prompt_length: int) -> Processor:
+    def penalise(tokens: mx.array, logits: mx.array) -> mx.array:
+        generated = tokens[prompt_length:]
+        if generated.size == 0:
+            return logits
+        counts = mx.zeros(logits.shape[-1], logits.dtype).at[generated].add(1)
+        penalty = sampling.frequency_penalty * counts + sampling.presence_penalty * (counts > 0)
+        return logits - penalty.astype(logits.dtype)[None]
+
+    return penalise
+
+
+def _mask(constraint: Constraint, prompt_length: int) -> Processor:
+    accepted = 0
+
+    def apply(tokens: mx.array, logits: mx.array) -> mx.array:
+        nonlocal accepted
+        generated = tokens.size - prompt_length
+        if generated > accepted:
+            # The grammar has to see the last token before it can say what may follow: this waits for the device.
+            for token in tokens[prompt_length + accepted :].tolist():
+                constraint.accept(token)
+            accepted = generated
+        allowed = constraint.allowed()
+        if allowed is None:
+            return logits
+        mask = np.zeros(logits.shape[-1], dtype=bool)
+        count = min(mask.size, allowed.size)
+        mask[:count] = allowed[:count]
+        return mx.where(mx.array(mask)[None], logits, mx.array(-float("inf"), logits.dtype))
+
+    return apply
