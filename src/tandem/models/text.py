@@ -34,6 +34,7 @@ class TextModel:
         vocabulary_size: width of the model's logits; at least the number of tokens.
         table: every token's bytes and text.
         eos_ids: tokens that end an answer.
+        special_ids: control tokens: those, and all that the tokenizer marks as special.
         thinking: the reasoning markers, if the model reasons.
         template: source of the chat template, or None; a template written in Python has none either.
         has_chat_template: chat prompts can be rendered.
@@ -59,7 +60,7 @@ class TextModel:
         self.table: TokenTable = build_token_table(self._plain, self.vocabulary_size)
         self.eos_ids = frozenset(tokenizer.eos_token_ids if eos_ids is None else eos_ids)
         self.bos_id: int | None = self._plain.bos_token_id
-        self.special_ids = frozenset(self._plain.all_special_ids) | self.eos_ids
+        self.special_ids = self.eos_ids | _special_ids(self._plain)
         self.thinking = ThinkingTags(tokenizer.think_start, tokenizer.think_end) if tokenizer.has_thinking else None
         self.has_chat_template = bool(tokenizer.has_chat_template)
         self.renders_in_python = getattr(tokenizer, "_chat_template", None) is not None
@@ -158,6 +159,11 @@ class TextModel:
         renderer = self.tokenizer if self.renders_in_python else self._plain
         text: str = renderer.apply_chat_template(messages, tokenize=False, **variables)
         return text
+
+
+def _special_ids(tokenizer: Any) -> frozenset[int]:
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added.items() if token.special}
 
 
 def _template_source(template: Any) -> str | None:
