@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from tandem.api.errors import from_validation
 from tandem.errors import CancelledError, InvalidRequestError, PayloadTooLargeError
 
-THREAD_BYTES = 64 * 1024
+THREAD_BYTES = 16 * 1024
 """Bodies from this size on are parsed in a worker thread: below it, parsing takes well under a millisecond."""
 
 M = TypeVar("M", bound=BaseModel)

@@ -87,11 +87,16 @@ def from_validation(error: ValidationError) -> InvalidRequestError:
         return InvalidRequestError(
             f"The request body is not valid JSON: {first['msg'].removeprefix('Invalid JSON: ')}."
         )
-    path = _path(first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
-    more = f" ({len(problems) - 1} further problems.)" if len(problems) > 1 else ""
+    # A union reports every member's complaint. The one that came furthest into the value was the one that was meant.
+    field = first["loc"][:1]
+    depth = max(len(problem["loc"]) for problem in problems if problem["loc"][:1] == field)
+    closest = [problem for problem in problems if problem["loc"][:1] == field and len(problem["loc"]) == depth]
+    path = _path(closest[0]["loc"])
+    messages = dict.fromkeys(problem["msg"].removeprefix("Value error, ").rstrip(".") for problem in closest)
+    others = len({problem["loc"][:1] for problem in problems}) - 1
+    more = f" ({others} more of the request's fields are wrong.)" if others else ""
     where = f"`{path}`: " if path else ""
-    return InvalidRequestError(f"{where}{message.rstrip('.')}.{more}", param=path or None)
+    return InvalidRequestError(f"{where}{'; or: '.join(messages)}.{more}", param=path or None)
 
 
 def _path(location: tuple[int | str, ...]) -> str:
@@ -101,7 +106,7 @@ def _path(location: tuple[int | str, ...]) -> str:
         if isinstance(part, int):
             text += f"[{part}]"
         elif not part.isidentifier() or part in _UNION_MEMBERS:
-            break
+            continue
         else:
             text += f".{part}" if text else part
     return text
