@@ -33,15 +33,25 @@ class Settings(BaseSettings):
     max_batch: int = Field(8, gt=0, description="Requests an instance decodes at the same time.")
     max_queue: int = Field(64, ge=0, description="Requests that may wait for an instance before it answers 503.")
     prefill_chunk: int = Field(0, ge=0, description="Prompt tokens per prefill step; 0 picks one for the platform.")
-    max_decode_stall: float = Field(0.25, gt=0, description="Longest pause that a prefill step may cause to running answers.")
-    prefix_cache_bytes: int = Field(-1, ge=-1, description="Budget of the prefix cache; -1 takes a share of free memory, 0 switches it off.")
+    max_decode_stall: float = Field(
+        0.25, gt=0, description="Longest pause that a prefill step may cause to running answers."
+    )
+    prefix_cache_bytes: int = Field(
+        -1, ge=-1, description="Budget of the prefix cache; -1 takes a share of free memory, 0 switches it off."
+    )
     kv_bits: int = Field(0, description="Quantise the KV cache to this many bits (4 or 8); 0 keeps full precision.")
     context_length: int = Field(0, ge=0, description="Cap on prompt plus answer; 0 takes the model's own.")
-    dtype: str = Field("auto", description="Weights as `float32`, `bfloat16` or `float16`; `auto` picks the platform's fastest.")
+    dtype: str = Field(
+        "auto", description="Weights as `float32`, `bfloat16` or `float16`; `auto` picks the platform's fastest."
+    )
 
-    load_deadline: float = Field(600.0, gt=0, description="A model that makes no loading progress for this long is given up.")
+    load_deadline: float = Field(
+        600.0, gt=0, description="A model that makes no loading progress for this long is given up."
+    )
     warm_up_deadline: float = Field(300.0, gt=0, description="Longest accepted first step of a new runner.")
-    step_deadline: float = Field(180.0, gt=0, description="A runner with work whose engine makes no step for this long is restarted.")
+    step_deadline: float = Field(
+        180.0, gt=0, description="A runner with work whose engine makes no step for this long is restarted."
+    )
     max_restarts: int = Field(5, ge=0, description="Failed starts in a row before an instance is given up.")
 
     @property

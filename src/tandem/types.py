@@ -215,7 +215,7 @@ class Statistics(msgspec.Struct, frozen=True):
     """What one request cost. Times in seconds, rates in tokens per second, memory in bytes.
 
     Attributes:
-        prompt_tps: prefilled (not cached) prompt tokens per second of prefill.
+        prompt_tps: prompt tokens that were not cached, per second from the start of the work to the first token.
         generation_tps: (n-1) / (time of last token - time of first token); 0 for a single token.
         peak_memory: the engine's peak since this request began.
     """

@@ -31,7 +31,9 @@ def node_id(home: Path) -> str:
                 temporary.unlink()
         return path.read_text().strip()
     except OSError as error:
-        raise ConfigError(f"The data folder {home} cannot be used: {error}. Set TANDEM_HOME to a writable one.") from error
+        raise ConfigError(
+            f"The data folder {home} cannot be used: {error}. Set TANDEM_HOME to a writable one."
+        ) from error
 
 
 class HomeLock:
@@ -51,7 +53,8 @@ class HomeLock:
             owner = self._file.read().strip() or "unknown"
             self._file.close()
             raise ConfigError(
-                f"Another tandem (process {owner}) uses the data folder {home}. Stop it, or set TANDEM_HOME to another folder."
+                f"Another tandem (process {owner}) uses the data folder {home}. Stop it, or set "
+                "TANDEM_HOME to another folder."
             ) from error
         self._file.truncate(0)
         self._file.write(str(os.getpid()))

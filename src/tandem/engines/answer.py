@@ -54,7 +54,7 @@ class Answer:
         self._output = output
         self._eos_ids = frozenset[int]() if request.ignore_eos else eos_ids
         self._cached = 0
-        self._arrived = arrived
+        self.arrived = arrived
         self._peak_memory = peak_memory
         self._started = self._prefilled = self._first = self._last = arrived
 
@@ -103,17 +103,18 @@ class Answer:
         decode = self._last - self._first
         hit: Literal["none", "partial", "exact"]
         hit = "none" if not self._cached else "exact" if self._cached >= prompt_tokens - 1 else "partial"
-        fresh = prompt_tokens - self._cached
+        # Up to the first token: the prompt's last token is processed by the step that brings it.
+        reading = self._first - self._started
         return Statistics(
             prompt_tokens=prompt_tokens,
             generation_tokens=self.generated,
             cached_tokens=self._cached,
             prefix_cache_hit=hit,
-            queue_seconds=self._started - self._arrived,
+            queue_seconds=self._started - self.arrived,
             prefill_seconds=prefill,
-            ttft_seconds=self._first - self._arrived,
+            ttft_seconds=self._first - self.arrived,
             decode_seconds=decode,
-            prompt_tps=fresh / prefill if prefill > 0 else 0.0,
+            prompt_tps=(prompt_tokens - self._cached) / reading if reading > 0 else 0.0,
             generation_tps=(self.generated - 1) / decode if decode > 0 else 0.0,
             peak_memory=self._peak_memory(),
         )

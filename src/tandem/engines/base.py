@@ -124,5 +124,6 @@ class Engine(ABC):
     def load_now(self) -> EngineLoad:
         """How busy the engine is. Callable from any thread."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give up threads and memory."""

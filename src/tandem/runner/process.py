@@ -141,7 +141,7 @@ class Runner:
             prepared: Prepared | _Refused = self._engine.prepare(submit.request_id, submit.request)
         except TandemError as error:
             prepared = _Refused(submit.request_id, Failure.of(error))
-        except Exception as error:  # noqa: BLE001 - a template or tokenizer bug is this request's failure alone
+        except Exception as error:
             logger.exception("could not prepare request %s", submit.request_id)
             prepared = _Refused(submit.request_id, Failure.of(error))
         self._inbox.put(prepared)

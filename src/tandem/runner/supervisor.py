@@ -19,7 +19,19 @@ from tandem.config import Settings
 from tandem.engines.base import EngineOptions, LoadProgress
 from tandem.errors import InstanceNotReadyError, QueueFullError, RunnerDiedError, TandemError
 from tandem.runner.launcher import RunnerProcess, launch
-from tandem.runner.messages import Broken, Cancel, FromRunner, Heartbeat, Loaded, Loading, Outputs, Ready, Start, Stop, Submit
+from tandem.runner.messages import (
+    Broken,
+    Cancel,
+    FromRunner,
+    Heartbeat,
+    Loaded,
+    Loading,
+    Outputs,
+    Ready,
+    Start,
+    Stop,
+    Submit,
+)
 from tandem.runner.stream import Stream
 from tandem.types import EngineLoad, GenerationRequest, ModelInfo
 
@@ -116,8 +128,8 @@ class Supervisor:
         if len(self._streams) >= limit:
             waiting = len(self._streams) - self._settings.max_batch + 1
             raise QueueFullError(
-                f"{len(self._streams)} requests are running or waiting for {self.options.model_id}, the limit is {limit}. "
-                "Try again later, or raise TANDEM_MAX_QUEUE.",
+                f"{len(self._streams)} requests are running or waiting for {self.options.model_id}; the limit is "
+                f"{limit}. Try again later, or raise TANDEM_MAX_QUEUE.",
                 retry_after=max(1.0, self._service_seconds * waiting / self._settings.max_batch),
             )
         request_id = f"{self.instance_id[:8]}-{next(self._ids)}"

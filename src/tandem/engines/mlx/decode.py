@@ -34,6 +34,7 @@ class Decoded(NamedTuple):
 class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
     """A batch that may hold a single sequence with a plain, unmerged cache."""
 
+    prompt_cache: list[Any]
     merged = False
 
     def merge_cache(self) -> None:
@@ -102,9 +103,7 @@ class Decoder:
     def step(self) -> list[Decoded]:
         """One token for every sequence."""
         return [
-            Decoded(response.uid, response.token, response.logprobs)
-            for lane in self._lanes
-            for response in lane.next()
+            Decoded(response.uid, response.token, response.logprobs) for lane in self._lanes for response in lane.next()
         ]
 
     def extract(self, sequence: int) -> tuple[list[int], list[Any]]:

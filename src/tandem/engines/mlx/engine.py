@@ -180,7 +180,7 @@ class MlxEngine(Engine):
         events: list[Event] = []
         try:
             self._prefill_chunk(sequence, events)
-        except Exception as error:  # noqa: BLE001 - whatever the model raises on this prompt is this prompt's failure
+        except Exception as error:
             logger.exception("prefill of request %s failed", sequence.request_id)
             self._prefilling.remove(sequence)
             events.append(Failure.of(EngineError(f"The prompt could not be processed: {error}")))
@@ -201,7 +201,9 @@ class MlxEngine(Engine):
             if sequence.keeps_prefix:
                 self._prefix.store(prefill.tokens[: prefill.position], prefill.cache, tail=prefill.done)
             if prefill.total > count:
-                events.append(PrefillProgress(prefill.position + 1 if prefill.done else prefill.position, len(prefill.tokens)))
+                events.append(
+                    PrefillProgress(prefill.position + 1 if prefill.done else prefill.position, len(prefill.tokens))
+                )
         if prefill.done:
             self._prefilling.remove(sequence)
             self._start_answer(sequence, prefill, events)
@@ -236,7 +238,7 @@ class MlxEngine(Engine):
         vocabulary = self._text.vocabulary_size
         processors = [
             sequence.guard(processor)
-            for processor in make_processors(sequence.sampling, len(sequence.tokens), sequence.constraint)
+            for processor in make_processors(sequence.sampling, len(sequence.tokens), vocabulary, sequence.constraint)
         ]
         self._decoder.add(
             sequence.number, sequence.tokens, prefill.cache, make_sampler(sequence.sampling, vocabulary), processors

@@ -133,7 +133,8 @@ def _fits_dequantised(model: nn.Module) -> bool:
 def _dtype_of(model: nn.Module) -> mx.Dtype:
     for _, array in tree_flatten(model.parameters()):
         if mx.issubdtype(array.dtype, mx.floating):
-            return array.dtype
+            dtype: mx.Dtype = array.dtype
+            return dtype
     return mx.float32
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from tandem.engines.answer import Answer
 from tandem.engines.base import Prepared
@@ -12,7 +12,7 @@ from tandem.engines.mlx.memory import MemoryBudget
 from tandem.engines.mlx.sampling import Processor, ResolvedSampling, resolve
 from tandem.errors import ContextTooLongError, EngineError, InvalidRequestError, TandemError
 from tandem.models.chat import prepare as render_prompt
-from tandem.models.constraint import Constraint, compile_constraint
+from tandem.models.constraint import Constraint, constraint_for
 from tandem.models.output.processor import OutputProcessor
 from tandem.models.text import TextModel
 from tandem.types import ChatPrompt, GenerationRequest
@@ -117,16 +117,14 @@ def prepare(
     reserved = memory.needed(length + min(max_tokens, RESERVE_TOKENS))
     if not memory.fits(reserved):
         raise ContextTooLongError(
-            f"A prompt of {length} tokens needs {reserved >> 20} MiB of cache; this machine has {memory.total >> 20} MiB "
-            "for it. Shorten the prompt, or set TANDEM_KV_BITS=8.",
+            f"A prompt of {length} tokens needs {reserved >> 20} MiB of cache; this machine has "
+            f"{memory.total >> 20} MiB for it. Shorten the prompt, or set TANDEM_KV_BITS=8.",
             param="messages",
         )
-    constraint = compile_constraint(text, request, prompt)
+    constraint = constraint_for(text, prompt, request)
     output = OutputProcessor(text, prompt, stop=request.stop, logprobs=request.logprobs is not None)
-    answer = Answer(
-        request_id, request, prompt, output, text.eos_ids, max_tokens, arrived, peak_memory=_peak_memory
-    )
-    return Sequence(request_id, answer, sampling, cast("Constraint | None", constraint), reserved)
+    answer = Answer(request_id, request, prompt, output, text.eos_ids, max_tokens, arrived, peak_memory=_peak_memory)
+    return Sequence(request_id, answer, sampling, constraint, reserved)
 
 
 def _defaults(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:

@@ -126,7 +126,9 @@ def make_sampler(sampling: ResolvedSampling, vocabulary_size: int) -> Sampler:
     return sample
 
 
-def make_processors(sampling: ResolvedSampling, prompt_length: int, constraint: Constraint | None) -> list[Processor]:
+def make_processors(
+    sampling: ResolvedSampling, prompt_length: int, vocabulary_size: int, constraint: Constraint | None
+) -> list[Processor]:
     """What changes the logits before sampling.
 
     Args:
@@ -141,7 +143,7 @@ def make_processors(sampling: ResolvedSampling, prompt_length: int, constraint: 
     if sampling.logit_bias:
         processors.extend(make_logits_processors(logit_bias=sampling.logit_bias))
     if constraint is not None:
-        processors.append(_mask(constraint, prompt_length))
+        processors.append(_mask(constraint, prompt_length, vocabulary_size))
     return processors
 
 
@@ -157,23 +159,22 @@ def _answer_penalty(sampling: ResolvedSampling, prompt_length: int) -> Processor
     return penalise
 
 
-def _mask(constraint: Constraint, prompt_length: int) -> Processor:
+def _mask(constraint: Constraint, prompt_length: int, vocabulary_size: int) -> Processor:
     accepted = 0
+    words = np.zeros((vocabulary_size + 31) // 32, np.uint32)
 
     def apply(tokens: mx.array, logits: mx.array) -> mx.array:
         nonlocal accepted
         generated = tokens.size - prompt_length
         if generated > accepted:
             # The grammar has to see the last token before it can say what may follow: this waits for the device.
-            for token in tokens[prompt_length + accepted :].tolist():
+            for token in np.array(tokens[prompt_length + accepted :]).tolist():
                 constraint.accept(token)
             accepted = generated
-        allowed = constraint.allowed()
-        if allowed is None:
+        if constraint.is_finished:
             return logits
-        mask = np.zeros(logits.shape[-1], dtype=bool)
-        count = min(mask.size, allowed.size)
-        mask[:count] = allowed[:count]
+        constraint.mask(words)
+        mask = np.unpackbits(words.view(np.uint8), bitorder="little")[: logits.shape[-1]].astype(bool)
         return mx.where(mx.array(mask)[None], logits, mx.array(-float("inf"), logits.dtype))
 
     return apply

@@ -126,6 +126,11 @@ class SimEngine(Engine):
             decode_tps=self._profile.decode_tps * len(self._running),
         )
 
+    def close(self) -> None:
+        self._waiting.clear()
+        self._prefilling.clear()
+        self._running.clear()
+
     def step(self) -> list[Output]:
         self._steps += 1
         outputs: list[Output] = []
