@@ -7,6 +7,7 @@ accept that as well.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from tandem.errors import CorruptModelError, UnsupportedModelError
 from tandem.models.gguf.reader import GgufFile
 from tandem.models.gguf.rope import rope_scaling
-from tandem.models.gguf.weights import Target, Transform
+from tandem.models.gguf.weights import EXACT_UP_TO, Target, Transform
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "rope_theta": _decimal(file.metadata.get(f"{prefix}.rope.freq_base", _default_theta(prefix))),
-        "dtype": "bfloat16" if prefix == "gemma3" else "float16",
+        "dtype": "float32" if _is_small(file) else "bfloat16" if prefix == "gemma3" else "float16",
     }
     if prefix == "qwen2" and config["head_dim"] != hidden // heads:
         raise UnsupportedModelError(f"{file.path.name}: qwen2 with heads of another width than hidden/heads.")
@@ -197,7 +198,7 @@ def plan_tensors(file: GgufFile, config: dict[str, Any]) -> list[Target]:
             heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
             reorder = _unpair_rows(heads)
         offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
-        targets.append(Target(target, info, reorder, offset))
+        targets.append(Target(target, info, reorder, offset, _is_small(file)))
     needed = {"model.embed_tokens.weight", "model.norm.weight"} | {
         f"model.layers.{layer}.{part}.weight"
         for layer in range(config["num_hidden_layers"])
@@ -232,6 +233,10 @@ def _unpair_rows(heads: int) -> Transform:
         return values.reshape(heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
 
     return reorder
+
+
+def _is_small(file: GgufFile) -> bool:
+    return sum(math.prod(info.shape) for info in file.tensors.values()) <= EXACT_UP_TO
 
 
 def _heads(file: GgufFile, prefix: str) -> tuple[int, int]:

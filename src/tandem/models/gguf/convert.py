@@ -14,7 +14,7 @@ from tandem.models.gguf.tokenizer import write_tokenizer
 from tandem.models.gguf.weights import check_readable, write_safetensors
 from tandem.models.progress import Progress, ProgressCallback, ignore_progress
 
-CONVERTER_VERSION = 1
+CONVERTER_VERSION = 2
 """Raised whenever the same file would be converted to something else: older conversions are then made anew."""
 SAMPLE = 1 << 20
 
