@@ -40,7 +40,12 @@ async def node(server: HttpServer) -> AsyncIterator[DoubleNode]:
     assert len(server.context.running) == 0
 
 
-@pytest.fixture
-async def client(server: HttpServer, node: DoubleNode) -> AsyncIterator[httpx.AsyncClient]:
+@pytest.fixture(scope="module")
+async def shared_client(server: HttpServer) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=server.url, timeout=20) as client:
         yield client
+
+
+@pytest.fixture
+async def client(shared_client: httpx.AsyncClient, node: DoubleNode) -> httpx.AsyncClient:
+    return shared_client

@@ -127,6 +127,17 @@ async def test_two_tokens_of_one_text_keep_the_likelier(client: httpx.AsyncClien
     assert logprobs["top_logprobs"] == [{"a": -0.1}]
 
 
+async def test_the_token_that_ends_the_answer_counts(client: httpx.AsyncClient, node: DoubleNode) -> None:
+    """lm-eval takes all scores but the last for the text's: with one missing, it would lose one of the text's."""
+    prompt = [token("Say", None), token(" hé", -2.0), token("!", -0.25)]
+    node.play = lambda request: [Accepted(3, 0), PromptScored("Say hé!", prompt), finished("stop", 3, 1)]
+    [choice] = (await whole(client, echo=True, logprobs=1, max_tokens=1))["choices"]
+    assert choice["logprobs"]["token_logprobs"] == [None, -2.0, -0.25, None]
+    assert choice["logprobs"]["text_offset"] == [0, 3, 6, 7]
+    sse = await stream(client, PATH, {**BODY, "echo": True, "logprobs": 1, "max_tokens": 1})
+    assert sse.events[-1]["choices"][0]["logprobs"]["tokens"] == [""]
+
+
 async def test_prompts_times_answers(client: httpx.AsyncClient, node: DoubleNode) -> None:
     def play(request: GenerationRequest) -> list[Step]:
         assert isinstance(request.prompt, TextPrompt)

@@ -235,9 +235,7 @@ async def guarded(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     await server.stop(deadline=0.1)
 
 
-@pytest.mark.parametrize(
-    "header", [None, "sesame", "Bearer", "Bearer wrong", "Basic sesame", "Bearer sésame"]
-)
+@pytest.mark.parametrize("header", [None, "sesame", "Bearer", "Bearer wrong", "Basic sesame", "Bearer sésame"])
 async def test_without_the_key(guarded: httpx.AsyncClient, header: str | None) -> None:
     headers = {"authorization": header.encode()} if header is not None else {}
     for path in ("/v1/models", "/health", "/nothing", "/openapi.json"):

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -13,11 +21,14 @@ from tandem.types import EngineLoad, Statistics, Usage
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
+# By default, the time that a series began is a series of its own: twice the lines, and nobody reads them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
 _LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _TOKEN_LATENCY = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.3, 0.6, 1.2, 2.5, 5.0)
 _TOKENS = tuple(float(2**power) for power in range(0, 21, 2))
 
-INSTANCE_STATES = ("loading", "warming", "ready", "restarting", "failed", "stopped")
+INSTANCE_STATES = ("starting", "loading", "warming", "ready", "restarting", "failed", "stopped")
 
 
 @dataclass(frozen=True, slots=True)

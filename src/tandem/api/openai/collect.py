@@ -84,13 +84,15 @@ class CompletionChoice:
     def add(self, events: list[Event]) -> None:
         """Take in further events."""
         for event in events:
-            if isinstance(event, TextDelta | PromptScored):
-                self._text.append(event.text)
-                if self._lists is not None:
-                    for name, values in self._lists.lists(event.logprobs).items():
-                        self._logprobs[name].extend(values)
-            elif isinstance(event, Finished):
+            if not isinstance(event, PromptScored | TextDelta | Finished):
+                continue
+            if isinstance(event, Finished):
                 self.finished = event
+            else:
+                self._text.append(event.text)
+            lists = self._lists.event(event) if self._lists is not None else None
+            for name, values in (lists or {}).items():
+                self._logprobs[name].extend(values)
 
     def choice(self, number: int) -> dict[str, Any]:
         """The answer as a member of `choices`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.types import TokenLogprob, TopLogprob
+from tandem.types import Finished, PromptScored, TextDelta, TokenLogprob, TopLogprob
 
 _IMPOSSIBLE = -9999.0
 """OpenAI's stand-in for a probability of zero: JSON has no infinity."""
@@ -44,9 +44,28 @@ class CompletionLogprobs:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
+        self._answered = 0
+        self._echoes = False
 
-    def lists(self, tokens: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
-        """`tokens`, `token_logprobs`, `top_logprobs` and `text_offset` of further tokens; offsets in characters."""
+    def event(self, event: PromptScored | TextDelta | Finished) -> dict[str, list[Any]] | None:
+        """The lists' further members; None when `event` brings none.
+
+        With an echoed prompt they have one member for every token that `usage` counts: scripts that score texts cut the
+        answer off by that count. The token that ends an answer has no text; where the engine reports no score for it,
+        its score is null.
+        """
+        if isinstance(event, Finished):
+            unseen = event.usage.completion_tokens - self._answered
+            if not self._echoes or event.reason != "stop" or event.stop_sequence is not None or unseen != 1:
+                return None
+            return {"tokens": [""], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [self._offset]}
+        if isinstance(event, PromptScored):
+            self._echoes = True
+        else:
+            self._answered += len(event.logprobs)
+        return self._lists(event.logprobs) if event.logprobs else None
+
+    def _lists(self, tokens: Sequence[TokenLogprob]) -> dict[str, list[Any]]:
         offsets = []
         for token in tokens:
             offsets.append(self._offset)

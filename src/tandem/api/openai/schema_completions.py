@@ -14,7 +14,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 def _kind(prompt: Any) -> str:
-    # The first element decides. A plain union would try every form on all of a long prompt, and complain in all of them.
+    # The first element decides. A plain union would try every form on the whole prompt, and complain of each.
     if not isinstance(prompt, list):
         return "a string"
     first = prompt[0] if prompt else ""

@@ -121,20 +121,17 @@ class CompletionWriter(_Writer):
         self._logprobs: dict[int, CompletionLogprobs] = {}
 
     def _event(self, number: int, event: Event, chunks: list[bytes]) -> None:
-        reason = b"null"
-        logprobs = b"null"
-        text = ""
-        if isinstance(event, TextDelta | PromptScored):
-            text = event.text
-            if self._asked and event.logprobs:
-                lists = self._logprobs.setdefault(number, CompletionLogprobs())
-                logprobs = _encode(lists.lists(event.logprobs))
-            elif not text:
-                return
-        elif isinstance(event, Finished):
+        if not isinstance(event, PromptScored | TextDelta | Finished):
+            return
+        lists = self._logprobs.setdefault(number, CompletionLogprobs()).event(event) if self._asked else None
+        text, reason = "", b"null"
+        if isinstance(event, Finished):
             reason = b'"%b"' % event.reason.encode()
         else:
-            return
+            text = event.text
+            if not text and lists is None:
+                return
+        logprobs = b"null" if lists is None else _encode(lists)
         chunks.append(
             b'%b{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b'
             % (self._head, number, _encode(text), logprobs, reason, self._end)
