@@ -34,7 +34,7 @@ class Settings(BaseSettings):
     max_queue: int = Field(64, ge=0, description="Requests that may wait for an instance before it answers 503.")
     prefill_chunk: int = Field(0, ge=0, description="Prompt tokens per prefill step; 0 picks one for the platform.")
     max_decode_stall: float = Field(
-        0.25, gt=0, description="Longest pause that a prefill step may cause to running answers."
+        0.5, gt=0, description="Longest pause that a prefill step may cause to running answers."
     )
     prefix_cache_bytes: int = Field(
         -1, ge=-1, description="Budget of the prefix cache; -1 takes a share of free memory, 0 switches it off."

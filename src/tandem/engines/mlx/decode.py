@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import GenerationBatch, StopSequences
-from mlx_lm.sample_utils import greedy_sampler
 
 from tandem.engines.mlx.cache_kinds import cache_bytes, is_batchable
 from tandem.engines.mlx.sampling import Processor, Sampler
@@ -24,17 +23,20 @@ UNBOUNDED = 1 << 62
 
 
 class Decoded(NamedTuple):
-    """One new token. `logprobs` is the whole vocabulary's, evaluated: `[vocabulary]`."""
+    """One new token. `logprobs` is the whole vocabulary's, evaluated, `[vocabulary]`; None if nobody reads it."""
 
     sequence: int
     token: int
-    logprobs: mx.array
+    logprobs: mx.array | None
 
 
 class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
     """A batch that may hold a single sequence with a plain, unmerged cache."""
 
     prompt_cache: list[Any]
+    samplers: list[Sampler]
+    _next_tokens: mx.array
+    _next_logprobs: list[mx.array | None]
     merged = False
 
     def merge_cache(self) -> None:
@@ -47,6 +49,48 @@ class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
             extracted: list[Any] = self.extract_cache(index)
             return extracted
         return list(self.prompt_cache)
+
+    def _step(self) -> tuple[list[int], list[mx.array | None]]:
+        """Launch the next step, then wait for the last one's tokens.
+
+        As in mlx-lm, but log-probabilities are computed only for those who read them: over a whole vocabulary they
+        cost a twentieth of a step with eight sequences on a CPU.
+        """
+        self._current_tokens, self._current_logprobs = self._next_tokens, self._next_logprobs
+        inputs = self._current_tokens
+        logits = self.model(inputs[:, None], cache=self.prompt_cache)[:, -1, :]
+        contexts: list[mx.array] = []
+        if any(self.logits_processors):
+            logits = self._process(logits, inputs, contexts)
+        if all(sampler.greedy for sampler in self.samplers):
+            self._next_tokens = mx.argmax(logits, axis=-1)
+        else:
+            rows = [sampler(logits[row : row + 1]) for row, sampler in enumerate(self.samplers)]
+            self._next_tokens = mx.concatenate(rows, axis=0)
+        self._next_logprobs = [
+            logits[row] - mx.logsumexp(logits[row]) if sampler.wants_logprobs else None
+            for row, sampler in enumerate(self.samplers)
+        ]
+        mx.async_eval(  # type: ignore[no-untyped-call]
+            self._next_tokens, [row for row in self._next_logprobs if row is not None], contexts
+        )
+        mx.eval(inputs, [row for row in self._current_logprobs if row is not None])
+        tokens: list[int] = inputs.tolist()
+        for held, token in zip(self.tokens, tokens, strict=True):
+            held.append(token)
+        return tokens, self._current_logprobs
+
+    def _process(self, logits: mx.array, inputs: mx.array, contexts: list[mx.array]) -> mx.array:
+        rows: list[mx.array] = []
+        for row, processors in enumerate(self.logits_processors):
+            scores = logits[row : row + 1]
+            if processors:
+                context = self._token_context[row].update_and_fetch(inputs[row : row + 1])
+                contexts.append(context)
+                for processor in processors:
+                    scores = processor(context, scores)
+            rows.append(scores)
+        return mx.concatenate(rows, axis=0)
 
 
 class Decoder:
@@ -88,7 +132,7 @@ class Decoder:
             cache,
             [list(tokens[:-1])],
             [sampler],
-            greedy_sampler,
+            sampler,
             [tuple(processors)],
             [StopSequences()],
             [UNBOUNDED],

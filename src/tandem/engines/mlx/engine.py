@@ -24,7 +24,7 @@ from tandem.engines.mlx.memory import MemoryBudget
 from tandem.engines.mlx.prefill import Prefill, measure_bytes_per_token
 from tandem.engines.mlx.prefix_cache import PrefixCache
 from tandem.engines.mlx.request import Sequence, prepare
-from tandem.engines.mlx.sampling import make_processors, make_sampler
+from tandem.engines.mlx.sampling import GREEDY, Sampler, make_processors
 from tandem.errors import EngineError
 from tandem.models.text import TextModel
 from tandem.types import EngineLoad, Event, Failure, GenerationRequest, ModelInfo, PrefillProgress
@@ -89,7 +89,7 @@ class MlxEngine(Engine):
         prefill = Prefill(self._loaded.model, [0] * 9, cache, 0)
         while not prefill.done:
             prefill.step(self._chunk)
-        self._decoder.add(0, prefill.tokens, cache, lambda logprobs: mx.argmax(logprobs, axis=-1), [])
+        self._decoder.add(0, prefill.tokens, cache, Sampler(GREEDY, self._text.vocabulary_size), [])
         self._decoder.step()
         self._decoder.remove(0)
         mx.clear_cache()
@@ -240,9 +240,8 @@ class MlxEngine(Engine):
             sequence.guard(processor)
             for processor in make_processors(sequence.sampling, len(sequence.tokens), vocabulary, sequence.constraint)
         ]
-        self._decoder.add(
-            sequence.number, sequence.tokens, prefill.cache, make_sampler(sequence.sampling, vocabulary), processors
-        )
+        sampler = Sampler(sequence.sampling, vocabulary, wants_logprobs=request.logprobs is not None)
+        self._decoder.add(sequence.number, sequence.tokens, prefill.cache, sampler, processors)
         self._running[sequence.number] = sequence
 
     def _decode(self, outputs: list[Output]) -> None:
@@ -255,7 +254,9 @@ class MlxEngine(Engine):
             sequence = self._running[number]
             answer = sequence.answer
             top = answer.request.logprobs
-            described = None if top is None else score(token, np.array(logprobs.astype(mx.float32)), top)
+            described = None
+            if top is not None and logprobs is not None:
+                described = score(token, np.array(logprobs.astype(mx.float32)), top)
             if sequence.broken is not None:
                 events: list[Event] = [Failure.of(sequence.broken)]
             else:

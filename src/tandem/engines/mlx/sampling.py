@@ -17,7 +17,6 @@ from mlx_lm.sample_utils import (
     apply_min_p,
     apply_top_k,
     apply_top_p,
-    greedy_sampler,
     make_logits_processors,
     make_repetition_penalty,
 )
@@ -28,8 +27,6 @@ from tandem.types import Sampling
 if TYPE_CHECKING:
     from tandem.models.constraint import Constraint
 
-Sampler: TypeAlias = Callable[[mx.array], mx.array]
-"""Log-probabilities `[1, vocabulary]` to a token `[1]`."""
 Processor: TypeAlias = Callable[[mx.array, mx.array], mx.array]
 """(tokens so far `[n]`, logits `[1, vocabulary]`) to new logits."""
 
@@ -63,6 +60,10 @@ class ResolvedSampling(NamedTuple):
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
         return self.temperature == 0
+
+
+GREEDY = ResolvedSampling(0.0, 1.0, 0, 0.0, 0, 1.0, 1, 0.0, 0.0, {})
+"""The likeliest token, always."""
 
 
 def resolve(sampling: Sampling, defaults: Mapping[str, Any], vocabulary_size: int) -> ResolvedSampling:
@@ -104,26 +105,35 @@ def resolve(sampling: Sampling, defaults: Mapping[str, Any], vocabulary_size: in
     )
 
 
-def make_sampler(sampling: ResolvedSampling, vocabulary_size: int) -> Sampler:
-    """The request's sampler. All greedy requests share one object, which lets a batch sample them in one call."""
-    if sampling.greedy:
-        return greedy_sampler  # type: ignore[no-any-return]
-    key = mx.random.key(sampling.seed)
-    scale = 1.0 / sampling.temperature
+class Sampler:
+    """Chooses a sequence's tokens.
 
-    def sample(logprobs: mx.array) -> mx.array:
-        nonlocal key
-        scores = logprobs * scale
-        if 0 < sampling.top_k < vocabulary_size:
-            scores = apply_top_k(scores, sampling.top_k)
+    Args:
+        wants_logprobs: the sequence reports log-probabilities; without a reader the batch does not compute them.
+    """
+
+    def __init__(self, sampling: ResolvedSampling, vocabulary_size: int, *, wants_logprobs: bool = False) -> None:
+        self.greedy = sampling.greedy
+        self.wants_logprobs = wants_logprobs
+        self._sampling = sampling
+        self._top_k = sampling.top_k if 0 < sampling.top_k < vocabulary_size else 0
+        self._key = mx.random.key(sampling.seed)
+
+    def __call__(self, logits: mx.array) -> mx.array:
+        """Logits `[1, vocabulary]` to a token `[1]`."""
+        if self.greedy:
+            return mx.argmax(logits, axis=-1)
+        sampling = self._sampling
+        scores = logits * (1.0 / sampling.temperature)
+        if self._top_k:
+            scores = apply_top_k(scores, self._top_k)
         if sampling.top_p < 1:
-            scores = apply_top_p(scores - mx.logsumexp(scores, axis=-1, keepdims=True), max(sampling.top_p, 1e-9))
+            normalised = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
+            scores = apply_top_p(normalised, max(sampling.top_p, 1e-9))
         if sampling.min_p > 0:
             scores = apply_min_p(scores, sampling.min_p)
-        key, draw = mx.random.split(key)
+        self._key, draw = mx.random.split(self._key)
         return mx.random.categorical(scores, key=draw)
-
-    return sample
 
 
 def make_processors(
