@@ -39,7 +39,12 @@ class Constraint:
 
     @property
     def is_finished(self) -> bool:
-        """The answer is complete: nothing but the end of the answer may follow."""
+        """The end of the answer was accepted; there is nothing left to constrain."""
+        return self._saw_eos
+
+    @property
+    def must_end(self) -> bool:
+        """The answer is complete: the mask allows nothing but the token that ends it."""
         return self._saw_eos or bool(self._matcher.is_stopped())
 
     @property
@@ -76,15 +81,17 @@ class Constraint:
         return np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
 
     def accept(self, token_id: int) -> None:
-        """Go on with a token that was chosen among the allowed ones.
+        """Go on with a token that was chosen among the allowed ones. Tokens after the answer's end are ignored.
 
         Raises:
             EngineError: it was not allowed; whoever chose it ignored the mask.
         """
+        if self._saw_eos:
+            return
         if token_id in self._eos_ids and self.may_end:
             self._saw_eos = True
             return
-        if self._saw_eos or not self._matcher.consume_token(token_id):
+        if not self._matcher.consume_token(token_id):
             detail = _first_line(self._matcher.get_error())
             raise EngineError(f"Token {token_id} was sampled although the answer's constraint forbids it. {detail}")
 

@@ -96,9 +96,7 @@ class TagChannels:
         if self._bare and self._at_beginning:
             stripped = text.lstrip()
             if stripped.startswith("{"):
-                if len(stripped) < len(text):
-                    out.append(Piece(Kind.MARKUP, len(text) - len(stripped)))
-                self._open_call("")
+                self._open_call(text[: len(text) - len(stripped)])
                 return stripped
         found = first_marker(text, self._content_markers) if self._content_markers else None
         if found is None:
@@ -118,16 +116,16 @@ class TagChannels:
             return rest
         shown = before.rstrip()
         self._show(Kind.CONTENT, shown, out)
-        if len(shown) < len(before):
-            out.append(Piece(Kind.MARKUP, len(before) - len(shown)))
-        self._open_call(marker)
+        self._open_call(before[len(shown) :] + marker)
         return rest
 
     def _keep_from(self, text: str) -> int:
         """Where the end of `text` begins that may turn out to belong to a marker."""
         end = len(text) - partial_suffix(text, self._content_markers)
-        if self._format is not None:
-            end = len(text[:end].rstrip())
+        if self._format is not None or self._at_beginning:
+            shown = len(text[:end].rstrip())
+            if self._format is not None or not shown:
+                end = shown
         return end
 
     def _reasoning(self, text: str, out: list[Piece]) -> str | None:
@@ -147,13 +145,13 @@ class TagChannels:
         self._state, self._skips_space = _State.CONTENT, True
         return text[at + len(marker) :]
 
-    def _open_call(self, marker: str) -> None:
+    def _open_call(self, opening: str) -> None:
         assert self._format is not None
         self._state = _State.CALL
         if self._format.style == "whole":
-            self._reader = WholeCallReader(self._format, self._log, marker, self._tools)
+            self._reader = WholeCallReader(self._format, self._log, opening, self._tools)
         else:
-            self._reader = JsonCallReader(self._format, self._log, marker)
+            self._reader = JsonCallReader(self._format, self._log, opening)
 
     def _call(self, text: str, out: list[Piece]) -> str | None:
         assert self._reader is not None

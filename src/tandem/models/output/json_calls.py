@@ -48,7 +48,7 @@ class JsonCallReader:
     Args:
         call_format: whose markers; `bare` sections are a single object, and only a known tool's name makes it a call.
         log: the answer's calls.
-        opening: the text of the opening marker, given back as plain text if this turns out to be no call.
+        opening: the opening marker and the white space before it, given back as text if this turns out to be no call.
     """
 
     def __init__(self, call_format: CallFormat, log: CallLog, opening: str) -> None:
@@ -87,7 +87,7 @@ class JsonCallReader:
                 return ""
             if stopped < 0:  # not JSON here
                 at = -stopped - 1
-                marker = self._marker_at(data, at)
+                marker = self._marker_at(data, at) if at < size else False
                 if marker is None:
                     self._kept = data[at:]
                     break
@@ -142,6 +142,7 @@ class JsonCallReader:
         if state is _State.NAME:
             self._name = json.loads(text)
             if self._bare and self._name not in self._log.known:
+                self._name = None
                 return False
             self._report(out)
         elif state is _State.ARGUMENTS:
@@ -262,6 +263,7 @@ class JsonCallReader:
 
     def _give_up(self, rest: str, out: list[Piece]) -> str | None:
         """This is no call, or no longer one. The text goes on as plain text."""
+        self._report(out)
         logger.warning("malformed tool call is passed on as text: %.200r", self._raw + rest)
         shown_before = self._reported or self._index is not None
         self._release(out)

@@ -19,7 +19,7 @@ class WholeCallReader:
     Args:
         call_format: markers and parser.
         log: the answer's calls.
-        opening: the text of the opening marker.
+        opening: the opening marker and the white space before it, given back as plain text if there is no call.
         tools: the offered tools in OpenAI's form; parsers convert arguments by their schemas.
     """
 
