@@ -1,0 +1,135 @@
+"""The process behind `tandem up`: node, HTTP server, signals, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from tandem.api.server import HttpServer, serve
+from tandem.cli.announce import EventAnnouncer, HumanAnnouncer
+from tandem.cli.failure import INTERRUPTED
+from tandem.cli.loading import obtain, show_loading
+from tandem.cli.output import note
+from tandem.cli.progress import progress_view
+from tandem.cluster.identity import HomeLock
+from tandem.cluster.node import Node
+from tandem.config import Settings
+from tandem.errors import ConfigError, TandemError
+
+STOP_SECONDS = 10.0
+"""Running answers may take this long once the server was asked to stop."""
+
+
+def serve_forever(settings: Settings, references: Sequence[str], *, events: bool, verbose: bool) -> None:
+    """Serve until SIGINT or SIGTERM, then stop in order and return.
+
+    Args:
+        references: models to load, at least one.
+        events: announce in JSON.
+        verbose: log what the node does.
+
+    Raises:
+        ConfigError: the data folder or the address is taken.
+        TandemError: a model could not be obtained or loaded.
+    """
+    try:
+        lock = HomeLock(settings.home)
+    except OSError as error:
+        raise ConfigError(f"The data folder {settings.home} cannot be used: {error}. Set TANDEM_HOME.") from error
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(_Serving(settings, references, events, verbose).run())
+    finally:
+        lock.release()
+
+
+def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # Windows has none
+        return None
+    loop: type[asyncio.AbstractEventLoop] = uvloop.Loop
+    return loop
+
+
+class _Serving:
+    def __init__(self, settings: Settings, references: Sequence[str], events: bool, verbose: bool) -> None:
+        self._settings = settings
+        self._references = references
+        self._events = events
+        self._verbose = verbose
+        self._announcer = EventAnnouncer() if events else HumanAnnouncer()
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        self._take_signals()
+        _set_log_level(logging.INFO if self._verbose else logging.CRITICAL)
+        node = Node(self._settings)
+        server: HttpServer | None = None
+        try:
+            await node.start()
+            server = await serve(node, self._settings)
+            self._announcer.listening(server.url)
+            if await self._unless_stopped(self._load(node)):
+                self._announcer.ready(server.url, node.instances(), bool(self._settings.api_key))
+                # While models load, the view says what fails; from now on only the log does.
+                _set_log_level(logging.INFO if self._verbose else logging.WARNING)
+                # What is here now stays for good: the collector need not walk it again under load.
+                gc.collect()
+                gc.freeze()
+                await self._unless_stopped(server.wait())
+        except TandemError as error:
+            self._announcer.failed(error)
+            raise
+        finally:
+            self._announcer.stopping(len(server.context.running) if server is not None else 0, STOP_SECONDS)
+            if server is not None:
+                await server.stop(STOP_SECONDS)
+            await node.stop()
+            self._announcer.stopped()
+
+    def _take_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._asked_to_stop)
+
+    def _asked_to_stop(self) -> None:
+        if self._stop.is_set():
+            # Runners end by themselves when the socket to their server closes.
+            note("Stopping at once.")
+            sys.stdout.flush()
+            os._exit(INTERRUPTED)
+        self._stop.set()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Do `work` to its end, or drop it when the process is asked to stop. Returns whether it was done."""
+        task = asyncio.create_task(work)
+        stopped = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            task.result()
+            return not self._stop.is_set()
+        task.cancel()
+        await asyncio.wait({task})
+        return False
+
+    async def _load(self, node: Node) -> None:
+        with progress_view(events=self._events) as view:
+            # A thread that converts cannot be cancelled from outside; it asks at every step.
+            models = [
+                await asyncio.to_thread(obtain, node.store, reference, view, self._stop.is_set)
+                for reference in self._references
+            ]
+            await show_loading(node, [node.launch(model) for model in models], view)
+
+
+def _set_log_level(level: int) -> None:
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger().setLevel(level)

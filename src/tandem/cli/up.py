@@ -1,0 +1,84 @@
+"""`tandem up`: serve models over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tandem.cli.flags import ApiKeyFlag, HostFlag, PortFlag, complete_model, load_settings
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def up(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...",
+            help="Model ids, aliases, paths of folders or GGUF files, or sim:KEY=VALUE,... [default: demo]",
+            autocompletion=complete_model,
+            show_default=False,
+        ),
+    ] = None,
+    host: HostFlag = None,
+    port: PortFlag = None,
+    api_key: ApiKeyFlag = None,
+    open_: Annotated[bool, typer.Option("--open", help="Serve other machines although no API key is set.")] = False,
+    max_batch: Annotated[
+        int | None, typer.Option("--max-batch", help="Requests a model answers at the same time. [default: 8]")
+    ] = None,
+    max_queue: Annotated[
+        int | None, typer.Option("--max-queue", help="Requests that may wait for a model. [default: 64]")
+    ] = None,
+    context_length: Annotated[
+        int | None, typer.Option("--context-length", help="Cap on prompt plus answer. [default: the model's own]")
+    ] = None,
+    prefill_chunk: Annotated[
+        int | None, typer.Option("--prefill-chunk", help="Prompt tokens per step. [default: the platform's best]")
+    ] = None,
+    prefix_cache_bytes: Annotated[
+        int | None,
+        typer.Option("--prefix-cache-bytes", help="Budget of the prefix cache; 0 switches it off. [default: a share]"),
+    ] = None,
+    kv_bits: Annotated[
+        int | None, typer.Option("--kv-bits", help="Quantise the KV cache to 4 or 8 bits. [default: full precision]")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option("--dtype", help="auto, float32, bfloat16 or float16. [default: auto]")
+    ] = None,
+    offline: Annotated[bool, typer.Option("--offline", help="Never contact a model hub.")] = False,
+    events: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per event on standard output, for scripts.")
+    ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the node does.")] = False,
+) -> None:
+    """Serve one or more models over HTTP until Ctrl-C.
+
+    Fetches and converts what is not here yet. The first Ctrl-C lets running answers finish for some seconds and stops
+    in order; a second one stops at once.
+    """
+    settings = load_settings(
+        host=host,
+        port=port,
+        api_key=api_key,
+        max_batch=max_batch,
+        max_queue=max_queue,
+        context_length=context_length,
+        prefill_chunk=prefill_chunk,
+        prefix_cache_bytes=prefix_cache_bytes,
+        kv_bits=kv_bits,
+        dtype=dtype,
+        offline=offline or None,
+    )
+    if settings.host not in LOOPBACK and not settings.api_key and not open_:
+        from tandem.errors import ConfigError
+
+        raise ConfigError(
+            f"Everyone who reaches {settings.host} could use this server. Set TANDEM_API_KEY to ask for a key, or say "
+            "--open to serve without one.",
+            param="host",
+        )
+    from tandem.cli.serving import serve_forever
+
+    serve_forever(settings, models or ["demo"], events=events, verbose=verbose)
