@@ -49,7 +49,7 @@ class HttpServer:
     def __init__(self, node: Node, settings: Settings) -> None:
         self._settings = settings
         self.app = create_app(node, settings)
-        self._socket: socket.socket | None = None
+        self._port: int | None = None
         self._server: _Uvicorn | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -62,9 +62,8 @@ class HttpServer:
     @property
     def port(self) -> int:
         """The port it listens on."""
-        assert self._socket is not None, "start() has not been called"
-        port: int = self._socket.getsockname()[1]
-        return port
+        assert self._port is not None, "start() has not been called"
+        return self._port
 
     @property
     def url(self) -> str:
@@ -82,7 +81,8 @@ class HttpServer:
         Raises:
             ConfigError: the address cannot be listened on.
         """
-        self._socket = _listen(self._settings.host, self._settings.port)
+        listener = _listen(self._settings.host, self._settings.port)
+        self._port = listener.getsockname()[1]
         config = uvicorn.Config(
             self.app,
             http="httptools",
@@ -94,7 +94,7 @@ class HttpServer:
             backlog=_BACKLOG,
         )
         self._server = _Uvicorn(config)
-        self._task = asyncio.create_task(self._server.serve([self._socket]), name="http server")
+        self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
         await self._server.listening.wait()
 
     async def wait(self) -> None:
