@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -69,7 +70,7 @@ class Constraint:
             out[self._words :] = 0
         if self._matcher.is_error():
             raise InvalidRequestError(
-                f"The answer's schema became too complicated to enforce: {_first_line(self._matcher.get_error())} "
+                f"The answer's schema became too complicated to enforce: {_reason(self._matcher.get_error())}. "
                 "Simplify the schema.",
                 param="response_format",
             )
@@ -92,8 +93,8 @@ class Constraint:
             self._saw_eos = True
             return
         if not self._matcher.consume_token(token_id):
-            detail = _first_line(self._matcher.get_error())
-            raise EngineError(f"Token {token_id} was sampled although the answer's constraint forbids it. {detail}")
+            reason = _reason(self._matcher.get_error())
+            raise EngineError(f"Token {token_id} was sampled although the answer's constraint forbids it: {reason}.")
 
 
 def constraint_for(text_model: TextModel, prompt: RenderedPrompt, request: GenerationRequest) -> Constraint | None:
@@ -142,8 +143,7 @@ def _matcher(text_model: TextModel, grammar: str, param: str, *, strict: bool) -
 
     matcher = LLMatcher(_guidance_tokenizer(text_model), LLMatcher.grammar_from_lark(grammar), log_level=0)
     if matcher.is_error():
-        reason = _first_line(matcher.get_error())
-        raise InvalidRequestError(f"The JSON schema cannot be enforced: {reason}", param=param)
+        raise InvalidRequestError(f"The JSON schema cannot be enforced: {_reason(matcher.get_error())}.", param=param)
     if strict:
         refused = [text for text in matcher.get_grammar_warnings() if not text.startswith(_HARMLESS_WARNING)]
         if refused:
@@ -153,8 +153,11 @@ def _matcher(text_model: TextModel, grammar: str, param: str, *, strict: bool) -
     return matcher
 
 
-def _first_line(text: str) -> str:
-    return text.split("\n", 1)[0].strip()
+def _reason(error: str) -> str:
+    """llguidance's message without our grammar's source lines and the parser's state."""
+    error = re.split(r"\n\s*\d+ \||<state>", error)[0]
+    error = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", error)
+    return " ".join(error.split()).rstrip(".") or "no reason is given"
 
 
 _tokenizers: WeakKeyDictionary[TextModel, Any] = WeakKeyDictionary()
