@@ -34,7 +34,9 @@ class Settings(BaseSettings):
     max_queue: int = Field(64, ge=0, description="Requests that may wait for an instance before it answers 503.")
     prefill_chunk: int = Field(0, ge=0, description="Prompt tokens per prefill step; 0 picks one for the platform.")
     max_decode_stall: float = Field(
-        0.5, gt=0, description="Longest pause that a prefill step may cause to running answers."
+        0.5,
+        gt=0,
+        description="Pause that a prefill step should not exceed while answers run; it has at least 64 tokens.",
     )
     prefix_cache_bytes: int = Field(
         -1, ge=-1, description="Budget of the prefix cache; -1 takes a share of free memory, 0 switches it off."

@@ -75,7 +75,7 @@ class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
             self._next_tokens, [row for row in self._next_logprobs if row is not None], contexts
         )
         mx.eval(inputs, [row for row in self._current_logprobs if row is not None])
-        tokens: list[int] = inputs.tolist()
+        tokens: list[int] = inputs.tolist()  # type: ignore[assignment]
         for held, token in zip(self.tokens, tokens, strict=True):
             held.append(token)
         return tokens, self._current_logprobs
