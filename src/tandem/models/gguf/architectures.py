@@ -72,7 +72,6 @@ def _qwen3_config(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _gemma3_config(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
-    window = file.metadata.get("gemma3.attention.sliding_window")
     # The file does not carry the attention scale. All sizes take the head's width, but for the 27B.
     scalar = config["head_dim"]
     if config["num_hidden_layers"] == GEMMA3_27B_LAYERS:
@@ -86,12 +85,12 @@ def _gemma3_config(file: GgufFile, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": scalar,
-        "sliding_window": window if window is not None else 512,
+        "sliding_window": file.metadata.size("gemma3.attention.sliding_window", 512),
         "sliding_window_pattern": pattern,
         "layer_types": [
             "full_attention" if (layer + 1) % pattern == 0 else "sliding_attention" for layer in range(layers)
         ],
-        "rope_local_base_freq": float(file.metadata.get("gemma3.rope.freq_base_swa", 10_000.0)),
+        "rope_local_base_freq": _decimal(file.metadata.number("gemma3.rope.freq_base_swa", 10_000.0)),
         "attention_bias": False,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
@@ -143,7 +142,10 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     architecture = architecture_of(file)
     prefix = file.architecture
     heads, key_heads = _heads(file, prefix)
-    hidden = int(file.require(f"{prefix}.embedding_length"))
+    hidden = file.metadata.size(f"{prefix}.embedding_length")
+    layers = file.metadata.size(f"{prefix}.block_count")
+    if layers > len(file.tensors):
+        raise CorruptModelError(f"{file.path} claims {layers} layers and holds {len(file.tensors)} tensors.")
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None:
         raise CorruptModelError(f"{file.path} has no token embedding.")
@@ -151,21 +153,21 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
         "hidden_size": hidden,
-        "num_hidden_layers": int(file.require(f"{prefix}.block_count")),
-        "intermediate_size": int(file.require(f"{prefix}.feed_forward_length")),
+        "num_hidden_layers": layers,
+        "intermediate_size": file.metadata.size(f"{prefix}.feed_forward_length"),
         "num_attention_heads": heads,
         "num_key_value_heads": key_heads,
-        "head_dim": int(file.metadata.get(f"{prefix}.attention.key_length", hidden // heads)),
-        "rms_norm_eps": _decimal(file.require(f"{prefix}.attention.layer_norm_rms_epsilon")),
-        "max_position_embeddings": int(file.require(f"{prefix}.context_length")),
+        "head_dim": file.metadata.size(f"{prefix}.attention.key_length", hidden // heads),
+        "rms_norm_eps": _decimal(file.metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon")),
+        "max_position_embeddings": file.metadata.size(f"{prefix}.context_length"),
         "vocab_size": embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "rope_theta": _decimal(file.metadata.get(f"{prefix}.rope.freq_base", _default_theta(prefix))),
+        "rope_theta": _decimal(file.metadata.number(f"{prefix}.rope.freq_base", _default_theta(prefix))),
         "dtype": "float32" if _is_small(file) else "bfloat16" if prefix == "gemma3" else "float16",
     }
     if prefix == "qwen2" and config["head_dim"] != hidden // heads:
         raise UnsupportedModelError(f"{file.path.name}: qwen2 with heads of another width than hidden/heads.")
-    rotated = file.metadata.get(f"{prefix}.rope.dimension_count", config["head_dim"])
+    rotated = file.metadata.size(f"{prefix}.rope.dimension_count", config["head_dim"])
     if rotated != config["head_dim"]:
         raise UnsupportedModelError(
             f"{file.path.name} rotates only {rotated} of {config['head_dim']} dimensions a head."
@@ -184,6 +186,7 @@ def plan_tensors(file: GgufFile, config: dict[str, Any]) -> list[Target]:
         UnsupportedModelError: the file holds a tensor that we have no place for.
     """
     architecture = architecture_of(file)
+    shapes = _matrix_shapes(config)
     targets = []
     for name, info in file.tensors.items():
         if name == "rope_freqs.weight":
@@ -198,6 +201,9 @@ def plan_tensors(file: GgufFile, config: dict[str, Any]) -> list[Target]:
             heads = config["num_attention_heads" if match[1] == "q" else "num_key_value_heads"]
             reorder = _unpair_rows(heads)
         offset = architecture.norm_offset if name.endswith("norm.weight") else 0.0
+        expected = shapes.get(target.rpartition(".layers.")[2].partition(".")[2] if ".layers." in target else target)
+        if expected is not None and info.shape != expected:
+            raise CorruptModelError(f"{file.path}: tensor {name!r} is {info.shape}, not {expected}.")
         targets.append(Target(target, info, reorder, offset, _is_small(file)))
     needed = {"model.embed_tokens.weight", "model.norm.weight"} | {
         f"model.layers.{layer}.{part}.weight"
@@ -225,6 +231,23 @@ def _target_name(architecture: Architecture, name: str) -> str | None:
     return f"model.layers.{match[1]}.{part}.{match[3]}" if part else None
 
 
+def _matrix_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the matrices, by the end of their name: within a layer, or whole."""
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries, keys = (config[key] * config["head_dim"] for key in ("num_attention_heads", "num_key_value_heads"))
+    return {
+        "model.embed_tokens.weight": (config["vocab_size"], hidden),
+        "lm_head.weight": (config["vocab_size"], hidden),
+        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.k_proj.weight": (keys, hidden),
+        "self_attn.v_proj.weight": (keys, hidden),
+        "self_attn.o_proj.weight": (hidden, queries),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+
+
 def _unpair_rows(heads: int) -> Transform:
     """Rows of each head from (0, d/2, 1, d/2+1, ...) to (0, 1, ..., d/2, d/2+1, ...)."""
 
@@ -240,10 +263,13 @@ def _is_small(file: GgufFile) -> bool:
 
 
 def _heads(file: GgufFile, prefix: str) -> tuple[int, int]:
-    heads = file.require(f"{prefix}.attention.head_count")
-    key_heads = file.metadata.get(f"{prefix}.attention.head_count_kv", heads)
-    if not isinstance(heads, int) or not isinstance(key_heads, int):
+    keys = (f"{prefix}.attention.head_count", f"{prefix}.attention.head_count_kv")
+    if any(isinstance(file.metadata.get(key), list) for key in keys):
         raise UnsupportedModelError(f"{file.path.name} has another number of heads in each layer.")
+    heads = file.metadata.size(keys[0])
+    key_heads = file.metadata.size(keys[1], heads)
+    if heads % key_heads:
+        raise CorruptModelError(f"{file.path}: {heads} query heads cannot share {key_heads} key heads.")
     return heads, key_heads
 
 

@@ -22,4 +22,4 @@ def gguf_card(model_id: str, path: Path) -> ModelCard:
         config = read_config(file)
         check_readable(file)
         size = sum(target.stored_size for target in plan_tensors(file, config))
-        return card_from_config(model_id, config, size, str(file.metadata.get("tokenizer.chat_template", "")))
+        return card_from_config(model_id, config, size, file.metadata.text("tokenizer.chat_template", ""))

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.errors import CorruptModelError, UnsupportedModelError
+from tandem.models.gguf.metadata import Metadata
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -29,6 +30,7 @@ SCALARS: Mapping[int, str] = {
 }  # fmt: skip
 """Value type to `struct` code, from the specification's `gguf_metadata_value_type`."""
 MAX_DIMENSIONS = 4
+MAX_NESTING = 4
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class GgufFile:
             byte_order = " (or a big-endian file)" if version & 0xFFFF == 0 else ""
             raise UnsupportedModelError(f"{path} is GGUF version {version}{byte_order}; versions 2 and 3 are read.")
         tensor_count, key_count = cursor.scalar("Q"), cursor.scalar("Q")
-        self.metadata: dict[str, Any] = {}
+        self.metadata = Metadata(path)
         for _ in range(key_count):
             key = cursor.string()
             self.metadata[key] = cursor.value(cursor.scalar("I"))
@@ -87,13 +89,13 @@ class GgufFile:
         for _ in range(count):
             name = cursor.string()
             dimensions = cursor.scalar("I")
-            if dimensions > MAX_DIMENSIONS:
+            if not 0 < dimensions <= MAX_DIMENSIONS:
                 raise CorruptModelError(f"{self.path}: tensor {name!r} claims {dimensions} dimensions.")
             shape = tuple(reversed([cursor.scalar("Q") for _ in range(dimensions)]))
+            if 0 in shape:
+                raise CorruptModelError(f"{self.path}: tensor {name!r} is empty.")
             entries.append((name, shape, cursor.scalar("I"), cursor.scalar("Q")))
-        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment <= 0:
-            raise CorruptModelError(f"{self.path}: general.alignment is {alignment!r}.")
+        alignment = self.metadata.size("general.alignment", DEFAULT_ALIGNMENT)
         start = -(-cursor.position // alignment) * alignment
         tensors: dict[str, TensorInfo] = {}
         for name, shape, type_number, offset in entries:
@@ -106,7 +108,7 @@ class GgufFile:
                 ) from None
             block, block_bytes = GGML_QUANT_SIZES[kind]
             elements = math.prod(shape)
-            if shape and shape[-1] % block:
+            if shape[-1] % block:
                 raise CorruptModelError(f"{self.path}: rows of tensor {name!r} do not fill {kind.name} blocks.")
             size = elements // block * block_bytes
             if start + offset + size > len(self._data):
@@ -121,21 +123,10 @@ class GgufFile:
         """The tensor's bytes as stored: a view into the mapped file."""
         return self._data[info.offset : info.offset + info.size]
 
-    def require(self, key: str) -> Any:
-        """The metadata under `key`.
-
-        Raises:
-            CorruptModelError: there is none.
-        """
-        try:
-            return self.metadata[key]
-        except KeyError:
-            raise CorruptModelError(f"{self.path} lacks the metadata key {key!r}.") from None
-
     @property
     def architecture(self) -> str:
         """GGUF's name of the architecture, e.g. `llama`."""
-        return str(self.require("general.architecture"))
+        return self.metadata.text("general.architecture")
 
     def close(self) -> None:
         """Forget the mapping; `raw` views that others still hold stay valid."""
@@ -157,6 +148,7 @@ class _Cursor:
         self.path = path
         self.data = data.data
         self.position = 0
+        self.depth = 0
 
     def take(self, count: int) -> bytes:
         end = self.position + count
@@ -191,9 +183,14 @@ class _Cursor:
         kind, count = self.scalar("I"), self.scalar("Q")
         if kind in SCALARS:
             item = np.dtype("<" + SCALARS[kind])
-            values: list[Any] = np.frombuffer(self.take(count * item.itemsize), dtype=item).tolist()
-            return values
+            scalars: list[Any] = np.frombuffer(self.take(count * item.itemsize), dtype=item).tolist()
+            return scalars
         # A string takes at least its 8-byte length, an array at least 12: a bound before memory is taken.
         if count * 8 > len(self.data) - self.position:
             raise CorruptModelError(f"{self.path}: an array in the header claims {count:,} entries.")
-        return [self.value(kind) for _ in range(count)]
+        self.depth += 1
+        if self.depth > MAX_NESTING:
+            raise CorruptModelError(f"{self.path}: arrays in the header are nested more than {MAX_NESTING} deep.")
+        values = [self.value(kind) for _ in range(count)]
+        self.depth -= 1
+        return values

@@ -25,15 +25,15 @@ def rope_scaling(file: GgufFile, config: dict[str, Any]) -> dict[str, Any] | Non
     if "rope_freqs.weight" in file.tensors:
         return _llama3(file, config)
     prefix = f"{file.architecture}.rope.scaling"
-    kind = file.metadata.get(f"{prefix}.type", "none")
-    factor = float(file.metadata.get(f"{prefix}.factor", 1.0))
+    kind = file.metadata.text(f"{prefix}.type", "none")
+    factor = file.metadata.number(f"{prefix}.factor", 1.0)
     if kind == "none" or factor in (0.0, 1.0):
         return None
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        original = file.require(f"{prefix}.original_context_length")
-        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": int(original)}
+        original = file.metadata.size(f"{prefix}.original_context_length")
+        return {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
     raise UnsupportedModelError(
         f"{file.path.name} scales positions by {kind!r}; none, linear, yarn and llama3 are read."
     )

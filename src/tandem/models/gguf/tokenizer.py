@@ -60,15 +60,15 @@ def write_tokenizer(file: GgufFile, folder: Path) -> Vocabulary:
         "unk_token": vocabulary.token(vocabulary.unknown_id),
         "pad_token": vocabulary.token(vocabulary.pad_id),
         "clean_up_tokenization_spaces": False,
-        "model_max_length": int(file.metadata.get(f"{file.architecture}.context_length", 1 << 30)),
+        "model_max_length": file.metadata.size(f"{file.architecture}.context_length"),
     }
     write_json(folder / "tokenizer_config.json", {key: value for key, value in config.items() if value is not None})
-    template = file.metadata.get("tokenizer.chat_template")
+    template = file.metadata.text("tokenizer.chat_template", "")
     if template:
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    for name in file.metadata.get("tokenizer.chat_templates", []):
-        extra = file.metadata.get(f"tokenizer.chat_template.{name}")
-        if extra and name.isidentifier():
+    for name in file.metadata.texts("tokenizer.chat_templates", []):
+        if name.isidentifier():
+            extra = file.metadata.text(f"tokenizer.chat_template.{name}")
             (folder / "additional_chat_templates").mkdir(exist_ok=True)
             (folder / "additional_chat_templates" / f"{name}.jinja").write_text(extra, encoding="utf-8")
     return vocabulary

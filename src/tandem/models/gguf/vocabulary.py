@@ -61,28 +61,27 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         UnsupportedModelError: a kind of tokenizer that we do not build.
         CorruptModelError: lists of different lengths, ids out of range.
     """
-    model = str(file.require("tokenizer.ggml.model"))
+    model = file.metadata.text("tokenizer.ggml.model")
     if model not in ("gpt2", "llama"):
         raise UnsupportedModelError(
             f"{file.path.name} has a {model!r} tokenizer; 'gpt2' (byte-level BPE) and 'llama' (SentencePiece) are read."
         )
     byte_level = model == "gpt2"
-    pre = str(file.metadata.get("tokenizer.ggml.pre", "")) if byte_level else ""
-    tokens: list[str] = file.require("tokenizer.ggml.tokens")
-    types: list[int] = file.metadata.get("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
-    scores: list[float] = [] if byte_level else file.require("tokenizer.ggml.scores")
+    pre = file.metadata.text("tokenizer.ggml.pre", "") if byte_level else ""
+    tokens = file.metadata.texts("tokenizer.ggml.tokens")
+    types: list[int] = file.metadata.numbers("tokenizer.ggml.token_type", [NORMAL] * len(tokens))
+    scores: list[float] = [] if byte_level else file.metadata.numbers("tokenizer.ggml.scores")
     if len(types) != len(tokens) or (not byte_level and len(scores) != len(tokens)):
         raise CorruptModelError(f"{file.path}: tokens, token types and scores differ in number.")
-    merges = [_pair(file, merge) for merge in file.require("tokenizer.ggml.merges")] if byte_level else []
+    merges = [_pair(file, merge) for merge in file.metadata.texts("tokenizer.ggml.merges")] if byte_level else []
 
     def named(key: str) -> int | None:
-        token_id = file.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if token_id is None:
-            return None
-        if not 0 <= token_id < len(tokens):
-            raise CorruptModelError(f"{file.path}: the {key} token id {token_id} is not in the vocabulary.")
-        return int(token_id)
+        return file.metadata.token(f"tokenizer.ggml.{key}_token_id", len(tokens))
 
+    known = set(tokens)
+    for left, right in merges:
+        if not known.issuperset((left, right, left + right)):
+            raise CorruptModelError(f"{file.path}: {left!r} and {right!r} merge to something that is not a token.")
     eos = named("eos")
     ends = [token_id for token_id in (eos, named("eot"), named("eom")) if token_id is not None]
     ends += [token_id for token_id, text in enumerate(tokens) if types[token_id] == CONTROL and text in END_OF_TURN]
@@ -98,9 +97,9 @@ def read_vocabulary(file: GgufFile) -> Vocabulary:
         unknown_id=named("unknown"),
         pad_id=named("padding"),
         end_ids=tuple(dict.fromkeys(ends)),
-        add_bos=bool(file.metadata.get("tokenizer.ggml.add_bos_token", not byte_level or pre in BOS_BY_DEFAULT)),
-        add_eos=bool(file.metadata.get("tokenizer.ggml.add_eos_token", False)),
-        space_prefix=not byte_level and bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True)),
+        add_bos=file.metadata.flag("tokenizer.ggml.add_bos_token", not byte_level or pre in BOS_BY_DEFAULT),
+        add_eos=file.metadata.flag("tokenizer.ggml.add_eos_token", False),
+        space_prefix=not byte_level and file.metadata.flag("tokenizer.ggml.add_space_prefix", True),
     )
 
 

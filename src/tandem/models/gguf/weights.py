@@ -148,7 +148,8 @@ def dequantize(file: GgufFile, info: TensorInfo) -> Iterator[npt.NDArray[Any]]:
         elif info.quantization == "BF16":
             yield block.view("<u2")
         else:
-            yield gguf.quants.dequantize(block, kind)
+            with np.errstate(invalid="ignore", over="ignore"):  # `check_finite` sees to those
+                yield gguf.quants.dequantize(block, kind)
 
 
 def widen(values: npt.NDArray[Any], info: TensorInfo) -> npt.NDArray[np.float32]:
