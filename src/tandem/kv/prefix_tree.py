@@ -39,27 +39,6 @@ class Block(Generic[P]):
         self.children: dict[tuple[int, ...], Block[P]] = {}
 
 
-class Match(Generic[P]):
-    """What the tree knows of a sequence's beginning.
-
-    Attributes:
-        path: full blocks from the root that agree with the sequence.
-        partial: a block below `path` of which only the first `partial_length` tokens agree (or are asked for).
-    """
-
-    __slots__ = ("partial", "partial_length", "path")
-
-    def __init__(self, path: list[Block[P]], partial: Block[P] | None, partial_length: int) -> None:
-        self.path = path
-        self.partial = partial
-        self.partial_length = partial_length
-
-    @property
-    def length(self) -> int:
-        """Tokens that agree."""
-        return sum(len(block.tokens) for block in self.path) + self.partial_length
-
-
 def common_length(left: Sequence[int], right: Sequence[int]) -> int:
     """How many leading tokens two sequences share."""
     for index, (one, other) in enumerate(zip(left, right, strict=False)):
@@ -91,26 +70,24 @@ class PrefixTree(Generic[P]):
     def __iter__(self) -> Iterator[Block[P]]:
         return iter(self._order)
 
-    def match(self, tokens: Sequence[int]) -> Match[P]:
-        """The longest agreement between `tokens` and anything kept. Does not count as a use."""
+    def walk(self, tokens: Sequence[int]) -> list[Block[P]]:
+        """The full blocks, root first, that `tokens` begins with. Does not count as a use."""
         path: list[Block[P]] = []
         children = self._children
-        position = 0
-        while position + self.block_size <= len(tokens):
+        for position in range(0, len(tokens) - self.block_size + 1, self.block_size):
             block = children.get(tuple(tokens[position : position + self.block_size]))
             if block is None:
                 break
             path.append(block)
             children = block.children
-            position += self.block_size
-        rest = tokens[position : position + self.block_size]
-        partial: Block[P] | None = None
-        best = 0
-        for block in children.values():
-            agreed = common_length(block.tokens, rest)
-            if agreed > best:
-                partial, best = block, agreed
-        return Match(path, partial, best)
+        return path
+
+    def agreeing(self, parent: Block[P] | None, tokens: Sequence[int]) -> list[tuple[Block[P], int]]:
+        """The blocks after `parent` (None: at the root) that begin as `tokens` do, and for how many tokens; the
+        longest agreement first, the shortest block first among equals."""
+        rest = tokens[: self.block_size]
+        found = [(block, common_length(block.tokens, rest)) for block in self.children_of(parent)]
+        return sorted((one for one in found if one[1]), key=lambda one: (-one[1], len(one[0].tokens)))
 
     def touch(self, blocks: Sequence[Block[P]]) -> None:
         """Count a path (root first) as used now."""

@@ -59,7 +59,8 @@ def take_entries(cache: Any, start: int, end: int) -> Entries:
     """Copy the entries of tokens `[start, end)` out of a *tokens* or *window* cache.
 
     Returns:
-        (keys, values) as arrays of their own, not evaluated yet; None if some of them are no longer held.
+        (keys, values) as arrays of their own, not evaluated yet. Of a *window* cache, those of them that it still
+        holds, which are the last ones; None if it holds none.
     """
     if kind_of(cache) == "tokens":
         if end > cache.offset:
@@ -67,12 +68,18 @@ def take_entries(cache: Any, start: int, end: int) -> Entries:
         return tree_map(lambda part: mx.contiguous(part[..., start:end, :]), (cache.keys, cache.values))
     keys, values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
     first = cache.offset - keys.shape[2]
-    if start < first or end > cache.offset:
+    start = max(start, first)
+    if start >= end or end > cache.offset:
         return None
     return (
         mx.contiguous(keys[..., start - first : end - first, :]),
         mx.contiguous(values[..., start - first : end - first, :]),
     )
+
+
+def entry_count(entries: Entries) -> int:
+    """For how many tokens there are entries."""
+    return 0 if entries is None else int(arrays_in(entries)[0].shape[-2])
 
 
 def put_entries(cache: Any, entries: Sequence[Entries], end: int) -> None:

@@ -8,7 +8,7 @@ What is put back is a copy, bit for bit, of what the model computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from mlx.utils import tree_map
 from tandem.engines.mlx.cache_kinds import (
     Entries,
     arrays_in,
+    entry_count,
     kind_of,
     leaves,
     put_entries,
@@ -26,7 +27,7 @@ from tandem.engines.mlx.cache_kinds import (
     take_state,
     tree_bytes,
 )
-from tandem.kv.prefix_tree import Block, Match, PrefixTree
+from tandem.kv.prefix_tree import Block, PrefixTree
 
 BLOCK_TOKENS = 64
 
@@ -36,8 +37,8 @@ class BlockEntries:
     """One block's share of a model's cache.
 
     Attributes:
-        entries: per leaf cache, its keys and values for the block's tokens; None for *state* leaves, and for
-            *window* leaves that no longer held them.
+        entries: per leaf cache, its keys and values for the block's tokens; None for *state* leaves. *Window* leaves
+            that no longer held all of them have the last ones, or None.
         states: per *state* leaf, the state after the block's last token; None where none was taken.
     """
 
@@ -68,8 +69,9 @@ class PrefixCache:
     def __init__(self, make_cache: Callable[[], list[Any]], budget: int) -> None:
         self._make_cache = make_cache
         self._tree: PrefixTree[BlockEntries] = PrefixTree(BLOCK_TOKENS, budget)
-        self._kinds = [kind_of(leaf) for leaf in leaves(make_cache())]
-        self._window = max((leaf.max_size for leaf in leaves(make_cache()) if kind_of(leaf) == "window"), default=0)
+        parts = leaves(make_cache())
+        self._kinds = [kind_of(leaf) for leaf in parts]
+        self._windows = {index: leaf.max_size for index, leaf in enumerate(parts) if self._kinds[index] == "window"}
         self._has_state = "state" in self._kinds
 
     @property
@@ -97,34 +99,23 @@ class PrefixCache:
 
         The hit shares no memory with what is kept, nor with other hits.
         """
-        match = self._tree.match(tokens)
-        for blocks, length in self._candidates(match):
+        path = self._tree.walk(tokens)
+        for blocks, length in self._candidates(path, tokens):
             if self._usable(blocks, length):
                 cache = self._restore(blocks, length)
                 self._tree.touch(blocks)
                 return Hit(length, cache)
         return None
 
-    def _candidates(self, match: Match[BlockEntries]) -> list[tuple[list[Block[BlockEntries]], int]]:
+    def _candidates(
+        self, path: list[Block[BlockEntries]], tokens: Sequence[int]
+    ) -> Iterator[tuple[list[Block[BlockEntries]], int]]:
         """(path, tokens of it to use), longest first."""
-        full = match.path
-        found: list[tuple[list[Block[BlockEntries]], int]] = []
-        if match.partial is not None:
-            found.append(([*full, match.partial], match.length))
-            if self._has_state:
-                # Another block may agree for fewer tokens, but to its very end.
-                parent = full[-1] if full else None
-                ends = {
-                    len(child.tokens): child
-                    for child in self._tree.children_of(parent)
-                    if len(child.tokens) < match.partial_length
-                    and child.tokens == match.partial.tokens[: len(child.tokens)]
-                }
-                found.extend(
-                    ([*full, ends[size]], len(full) * BLOCK_TOKENS + size) for size in sorted(ends, reverse=True)
-                )
-        found.extend((full[:count], count * BLOCK_TOKENS) for count in range(len(full), 0, -1))
-        return found
+        position = len(path) * BLOCK_TOKENS
+        for block, agreed in self._tree.agreeing(path[-1] if path else None, tokens[position:]):
+            yield [*path, block], position + agreed
+        for count in range(len(path), 0, -1):
+            yield path[:count], count * BLOCK_TOKENS
 
     def _usable(self, blocks: list[Block[BlockEntries]], length: int) -> bool:
         last = blocks[-1]
@@ -132,24 +123,27 @@ class PrefixCache:
             ends_there = (len(blocks) - 1) * BLOCK_TOKENS + len(last.tokens) == length
             if not ends_there or last.payload.states is None:
                 return False
-        if self._window:
-            first = max(0, length - self._window) // BLOCK_TOKENS
-            for index, kind in enumerate(self._kinds):
-                if kind == "window" and any(block.payload.entries[index] is None for block in blocks[first:]):
+        for index, window in self._windows.items():
+            needed = max(0, length - window)
+            for number in range(needed // BLOCK_TOKENS, len(blocks)):
+                block = blocks[number]
+                missing = len(block.tokens) - entry_count(block.payload.entries[index])
+                if missing > max(0, needed - number * BLOCK_TOKENS):
                     return False
         return True
 
     def _restore(self, blocks: list[Block[BlockEntries]], length: int) -> list[Any]:
         cache = self._make_cache()
-        cut = length - (len(blocks) - 1) * BLOCK_TOKENS
+        surplus = (len(blocks) - 1) * BLOCK_TOKENS + len(blocks[-1].tokens) - length
         states = iter(blocks[-1].payload.states or ())
         for index, leaf in enumerate(leaves(cache)):
             if self._kinds[index] == "state":
                 put_state(leaf, next(states))
                 continue
-            first = max(0, length - leaf.max_size) // BLOCK_TOKENS if self._kinds[index] == "window" else 0
+            first = max(0, length - self._windows.get(index, length)) // BLOCK_TOKENS
             parts = [block.payload.entries[index] for block in blocks[first:]]
-            parts[-1] = tree_map(lambda part: part[..., :cut, :], parts[-1])
+            if surplus:
+                parts[-1] = tree_map(lambda part: part[..., :-surplus, :], parts[-1])
             put_entries(leaf, parts, length)
         mx.eval([leaf.state for leaf in leaves(cache)])
         return cache
@@ -165,9 +159,10 @@ class PrefixCache:
         if self._tree.budget <= 0:
             return
         parts = leaves(cache)
-        match = self._tree.match(tokens)
-        parent = match.path[-1] if match.path else None
-        position = len(match.path) * BLOCK_TOKENS
+        path = self._tree.walk(tokens)
+        self._complete(path, parts)
+        parent = path[-1] if path else None
+        position = len(path) * BLOCK_TOKENS
         if position == len(tokens):
             if parent is not None and self._has_state and parent.payload.states is None:
                 self._insert(parent.parent, parent.tokens, BlockEntries(parent.payload.entries, self._states(parts)))
@@ -176,16 +171,41 @@ class PrefixCache:
             end = min(position + BLOCK_TOKENS, len(tokens))
             if end - position < BLOCK_TOKENS and not (tail and self._tail_is_new(parent, tuple(tokens[position:end]))):
                 break
-            entries = [
-                None if kind == "state" else take_entries(leaf, position, end)
-                for kind, leaf in zip(self._kinds, parts, strict=True)
-            ]
             states = self._states(parts) if self._has_state and end == len(tokens) else None
-            block = self._insert(parent, tuple(tokens[position:end]), BlockEntries(entries, states))
+            payload = BlockEntries(self._entries(parts, position, end), states)
+            block = self._insert(parent, tuple(tokens[position:end]), payload)
             if block is None:
                 break
             parent = block
             position = end
+
+    def _complete(self, path: list[Block[BlockEntries]], parts: Sequence[Any]) -> None:
+        """Add window entries that blocks lack and `parts` hold.
+
+        A block that was stored after its window had moved on is of no use to prompts that branch off near it.
+        """
+        if not self._windows:
+            return
+        held = min(parts[index].offset - parts[index].keys.shape[2] for index in self._windows)
+        for number in range(len(path) - 1, held // BLOCK_TOKENS - 1, -1):
+            block = path[number]
+            if self._is_whole(block):
+                continue
+            entries = self._entries(parts, number * BLOCK_TOKENS, (number + 1) * BLOCK_TOKENS)
+            for index in self._windows:
+                if entry_count(entries[index]) < entry_count(block.payload.entries[index]):
+                    entries[index] = block.payload.entries[index]
+            self._insert(block.parent, block.tokens, BlockEntries(entries, block.payload.states))
+
+    def _is_whole(self, block: Block[BlockEntries]) -> bool:
+        """Whether a hit may end at any of the block's tokens, as far as the block is concerned."""
+        return all(entry_count(block.payload.entries[index]) == len(block.tokens) for index in self._windows)
+
+    def _entries(self, parts: Sequence[Any], start: int, end: int) -> list[Entries]:
+        return [
+            None if kind == "state" else take_entries(leaf, start, end)
+            for kind, leaf in zip(self._kinds, parts, strict=True)
+        ]
 
     def _states(self, parts: Sequence[Any]) -> list[Any]:
         return [take_state(leaf) for kind, leaf in zip(self._kinds, parts, strict=True) if kind == "state"]
@@ -195,16 +215,15 @@ class PrefixCache:
         siblings = self._tree.children_of(parent)
         if self._has_state:
             return all(block.tokens != tokens or block.payload.states is None for block in siblings)
-        return not any(block.tokens[: len(tokens)] == tokens for block in siblings)
+        return not any(block.tokens[: len(tokens)] == tokens and self._is_whole(block) for block in siblings)
 
     def _insert(
         self, parent: Block[BlockEntries] | None, tokens: tuple[int, ...], payload: BlockEntries
     ) -> Block[BlockEntries] | None:
         mx.eval(arrays_in(payload.entries), arrays_in(payload.states))
         block = self._tree.insert(parent, tokens, payload)
-        if block is not None and not self._has_state:
+        if block is not None and not self._has_state and self._is_whole(block):
             for sibling in self._tree.children_of(parent):
-                covers = len(sibling.tokens) < len(tokens) and tokens[: len(sibling.tokens)] == sibling.tokens
-                if covers and not sibling.children and None not in payload.entries:
+                if len(sibling.tokens) < len(tokens) and tokens[: len(sibling.tokens)] == sibling.tokens:
                     self._tree.remove(sibling)
         return block
