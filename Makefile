@@ -1,0 +1,42 @@
+# Two commands matter: `make demo` and `make test`. Both set up what they need first.
+
+SHELL := /bin/bash
+BIN := .venv/bin
+# A test must not fail because all cores of a busy machine are asked to work on one small matrix.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1
+
+.PHONY: help setup setup-demo demo test lint format clean
+.NOTPARALLEL:
+
+help:
+	@echo 'make demo     set up, start a server, ask SmolLM2 one question, keep serving'
+	@echo 'make test     set up, check style and types, run every test'
+	@echo 'make setup    only set up: .venv with everything in it'
+	@echo 'make lint     check style and types'
+	@echo 'make format   put the code into the house style'
+	@echo 'make clean    remove .venv and every cache'
+
+setup:
+	@scripts/setup.sh all
+
+setup-demo:
+	@scripts/setup.sh demo
+
+demo: setup-demo
+	@$(BIN)/python scripts/demo.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	@$(TEST_ENV) $(BIN)/python -m pytest
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find src tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +
