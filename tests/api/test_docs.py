@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fastapi.routing import APIRoute
-
 from tandem.api.app import create_app
 from tandem.api.openai.schema_chat import BenchChatRequest
 from tandem.api.openai.schema_completions import CompletionRequest
@@ -26,10 +24,9 @@ def documented(name: str) -> str:
 def test_every_route_is_documented(tmp_path: Path) -> None:
     app = create_app(DoubleNode(Settings(home=tmp_path)), Settings(home=tmp_path))  # type: ignore[arg-type]
     routes = {f"{method.upper()} {path}" for path, methods in app.openapi()["paths"].items() for method in methods}
-    assert any(isinstance(route, APIRoute) for route in app.routes)
     found = set(re.findall(r"^\| `((?:GET|POST|PUT|DELETE) [^`]+)` \|", documented("api.md"), re.MULTILINE))
     # The schema does not describe itself.
-    assert found - {"GET /openapi.json"} == {route.replace(":path}", "}") for route in routes}
+    assert found - {"GET /openapi.json"} == routes
 
 
 def test_every_request_field_is_documented() -> None:
@@ -50,7 +47,8 @@ def test_every_error_code_is_documented() -> None:
 def test_every_metric_is_documented() -> None:
     names = Metrics().names()
     assert "tandem_answers_total" in names
-    assert "tandem_process_resident_memory_bytes" in names
     assert all(name.startswith("tandem_") for name in names)
     found = set(re.findall(r"^\| `(tandem_[a-z_]+)`", documented("metrics.md"), re.MULTILINE))
-    assert found == names
+    assert names <= found
+    # The process's metrics exist on Linux only.
+    assert all(name.startswith("tandem_process_") for name in found - names)

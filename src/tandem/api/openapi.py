@@ -28,6 +28,18 @@ _MEANINGS = {
     504: "A deadline passed",
 }
 
+_EVENT = {
+    "title": "ServerSentEvent",
+    "description": "With `stream`: one of the server-sent events that the answer consists of.",
+    "type": "object",
+    "properties": {
+        "data": {"type": "string", "description": "A chunk or an error as JSON text; `[DONE]` at the end."},
+        "event": {"type": "string", "const": "message"},
+    },
+    "required": ["data"],
+    "additionalProperties": False,
+}
+
 Responses = dict[int | str, dict[str, Any]]
 
 
@@ -38,8 +50,7 @@ def errors(*statuses: int) -> Responses:
 
 def generation_responses(model: type[BaseModel]) -> Responses:
     """Declares what a generation route can answer."""
-    events = {"schema": {"type": "string", "description": "Server-sent events, when `stream` is true."}}
-    success = {"model": model, "description": "The answer", "content": {"text/event-stream": events}}
+    success = {"model": model, "description": "The answer", "content": {"text/event-stream": {"schema": _EVENT}}}
     return {200: success, **errors(*_MEANINGS)}
 
 
