@@ -370,3 +370,46 @@ def test_the_packaged_model(smollm2: LocalModel) -> None:
     text = text_of(model, USER)
     assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
     assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_in_python(tmp_path: Path) -> None:
+    """mlx-lm has some; they are functions and take only the variables they know."""
+    special = [f"<\uff5c{name}\uff5c>" for name in ("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant")]
+    begin, end, user, assistant = special
+    model = byte_level_model(
+        tmp_path,
+        tokens=TAGS,
+        special=special,
+        eos=end,
+        template=None,
+        chat_template_type="deepseek_v32",
+    )
+    assert model.has_chat_template
+    rendered = render(model, ChatPrompt((Message("system", "S"), USER), reasoning_effort="high", tools=(WEATHER,)))
+    assert rendered.text is not None
+    assert rendered.text.startswith(f"{begin}S\n# Tools")
+    assert rendered.text.endswith(f"{user}Hi{assistant}<think>")
+    assert rendered.inside_thinking
+    assert rendered.call_format is HERMES
+    assert text_of(model, USER, thinking=False).endswith(f"{assistant}</think>")
+
+
+# -- what clients may send
+
+
+def test_lone_surrogates_are_no_characters(simple: TextModel) -> None:
+    rendered = render(simple, ChatPrompt((Message("user", "a\ud800b"),)))
+    assert "a\ufffdb" in simple.decode(rendered.token_ids)
+    assert simple.decode(prepare(simple, TextPrompt("\ud83d\ude00 \udc00")).token_ids) == "😀 \ufffd"
+
+
+def test_nesting_without_end(simple: TextModel, capable: TextModel) -> None:
+    deep = "[" * 100_000 + "]" * 100_000
+    call = Message("assistant", "", tool_calls=(ToolCall("1", "weather", deep),))
+    assert deep in text_of(simple, USER, call, USER).replace(" ", "")
+    schema: dict[str, object] = {}
+    for _ in range(100_000):
+        schema = {"items": schema}
+    for model in (simple, capable):
+        with pytest.raises(InvalidRequestError):
+            render(model, ChatPrompt((USER,), tools=(Tool("t", "", schema),)))

@@ -213,6 +213,18 @@ def test_what_cannot_be_enforced_is_refused_with_the_reason(
     assert caught.value.param == "response_format"
 
 
+def test_schemas_of_bad_faith(smollm2_text: TextModel) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100_000):
+        deep = {"items": deep}
+    for schema in (deep, {"const": "\ud800"}, {"enum": []}, {"properties": {"\ud800": {}}}):
+        with pytest.raises(InvalidRequestError):
+            constrained(smollm2_text, PLAIN, schema)
+    prompt = ChatPrompt(USER, tools=(Tool("\ud800"),), tool_choice=ToolChoice("required"))
+    with pytest.raises(InvalidRequestError):
+        constrained(smollm2_text, prompt)
+
+
 def test_an_unknown_format_is_an_annotation(smollm2_text: TextModel) -> None:
     schema = {"type": "object", "properties": {"n": {"type": "integer", "format": "int32"}}, "required": ["n"]}
     assert follow(smollm2_text, constrained(smollm2_text, PLAIN, schema), '{"n": 7')

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from text_models import byte_level_model
+from text_models import CHATML, byte_level_model
 
 from tandem.errors import CorruptModelError, ModelError
 from tandem.models.text import TextModel
@@ -63,3 +63,19 @@ def test_code_from_a_repository_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(ModelError):
         TextModel.load(tmp_path)
     assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{% if enable_thinking is defined %}{% endif %}", True),
+        ("{%- if thinking %}{% endif %}", True),
+        ("{% if not thinking|default(true) %}{% endif %}", True),
+        ("{% if message.thinking %}{% endif %}", False),
+        ("{% if message['thinking'] %}{% endif %}", False),
+        ("you are thinking", False),
+    ],
+)
+def test_whether_reasoning_can_be_switched(tmp_path: Path, template: str, expected: bool) -> None:
+    model = byte_level_model(tmp_path, tokens=["<think>", "</think>"], template=CHATML + template)
+    assert ("thinking_toggle" in model.capabilities) is expected

@@ -109,6 +109,18 @@ def constraint_for(text_model: TextModel, prompt: RenderedPrompt, request: Gener
         InvalidRequestError: the schema cannot be enforced; the message says why.
         UnsupportedError: calls in this model's format cannot be forced.
     """
+    try:
+        return _compile(text_model, prompt, request)
+    except RecursionError as error:
+        raise InvalidRequestError("The JSON schema is nested too deeply.", param="response_format") from error
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(
+            "The JSON schema or a tool's name holds half a surrogate pair, which is no character.",
+            param="response_format",
+        ) from error
+
+
+def _compile(text_model: TextModel, prompt: RenderedPrompt, request: GenerationRequest) -> Constraint | None:
     chat = request.prompt if isinstance(request.prompt, ChatPrompt) else None
     choice = chat.tool_choice if chat is not None else ToolChoice()
     forced = chat is not None and choice.mode in ("required", "named")

@@ -54,10 +54,10 @@ def whole_grammar(text_model: TextModel, prompt: RenderedPrompt, start: str, rul
     if tags is None or not (prompt.inside_thinking or prompt.may_think):
         return "\n".join([f"start: {start}", *rules])
     lines.append(f"AFTER_REASONING: {_AFTER_REASONING}")
-    end_ids = text_model.encode(tags.end)
-    if end_ids and end_ids[0] in text_model.special_ids:
+    end = marker(text_model, tags.end)
+    if end.startswith("<["):
         lines.append(f"REASONING: {_REASONING_TEXT}")
-        lines.append(f"reasoning: REASONING {marker(text_model, tags.end)}")
+        lines.append(f"reasoning: REASONING {end}")
     else:
         # Read to the first end marker, wherever in a token that lies.
         lines.append(f"reasoning[suffix={_literal(tags.end)}]: {_REASONING_TEXT}")
@@ -70,18 +70,16 @@ def whole_grammar(text_model: TextModel, prompt: RenderedPrompt, start: str, rul
 def marker(text_model: TextModel, text: str) -> str:
     """Markup as the model writes it: control tokens by their id, everything else as text."""
     parts: list[str] = []
-    plain = b""
+    at = 0
     for token_id in text_model.encode(text):
         if token_id not in text_model.special_ids:
-            plain += text_model.token_bytes(token_id)
             continue
-        if plain:
-            parts.append(_literal(plain.decode()))
-            plain = b""
-        parts.append(f"<[{token_id}]>")
-    if plain:
-        parts.append(_literal(plain.decode()))
-    return " ".join(parts)
+        control = text_model.token_text(token_id)
+        begin = text.index(control, at)
+        parts += [_literal(text[at:begin]), f"<[{token_id}]>"]
+        at = begin + len(control)
+    parts.append(_literal(text[at:]))
+    return " ".join(part for part in parts if part)
 
 
 def _section(text_model: TextModel, call_format: CallFormat) -> tuple[str, str | None, str]:

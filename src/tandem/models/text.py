@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from tandem.models.cards import ModelCard
+
+
+# A variable of either name in a statement of the template.
+_THINKING_SWITCH = re.compile(r"\{%[^%]*\b(enable_thinking|(?<![.'\"])thinking)\b(?!['\"])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,10 @@ class TextModel:
             cannot read.
         output_format: the entry of `output.formats.FORMATS` that reads its answers.
         accepts_system: the chat template has a place for a system message.
+        hidden_markers: markup around the content that nobody should see.
     """
+
+    hidden_markers: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -67,6 +75,7 @@ class TextModel:
         self.template = _template_source(self._plain.chat_template)
         self.call_format: CallFormat | None = find_call_format(tokenizer, self.template)
         self.output_format = "tags"
+        self.hidden_markers = tuple(tokenizer.structural_markers)
         self.accepts_system = self.has_chat_template and self._try_system_message()
 
     @classmethod
@@ -119,13 +128,13 @@ class TextModel:
             found += ["chat", "tools"]
         if self.thinking is not None:
             found.append("thinking")
-            if self.template is not None and ("enable_thinking" in self.template or " thinking" in self.template):
+            if _THINKING_SWITCH.search(self.template or ""):
                 found.append("thinking_toggle")
         return tuple(found)
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of `text`; `add_special_tokens` adds what the tokenizer usually adds, such as a leading BOS."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = self._plain.encode(_only_characters(text), add_special_tokens=add_special_tokens)
         return ids
 
     def decode(self, token_ids: Iterable[int]) -> str:
@@ -164,6 +173,15 @@ class TextModel:
 def _special_ids(tokenizer: Any) -> frozenset[int]:
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset(tokenizer.all_special_ids) | {token_id for token_id, token in added.items() if token.special}
+
+
+def _only_characters(text: str) -> str:
+    """Lone surrogates, which JSON can carry and no tokenizer can read, as U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
 
 
 def _template_source(template: Any) -> str | None:

@@ -92,3 +92,10 @@ def test_only_one_call_wanted() -> None:
         assert answer.named == [("f", '{"a": 1}')]
         assert answer.content == "first"
         assert complete == 1
+
+
+def test_markers_around_the_content_are_left_out() -> None:
+    channels = Channels(thinking=THINK, hidden=("<|open|>", "<|close|>"))
+    for chunks in every_cut("<think>a</think>\n<|open|>b <|op<|close|>\n"):
+        answer, _ = channels.read(chunks)
+        assert (answer.reasoning, answer.content) == ("a", "b <|op\n")

@@ -112,3 +112,11 @@ def test_the_models_own_id_is_kept() -> None:
     """Kimi's template writes ids back into the conversation; the model expects the ones it made."""
     answer, _ = channels_for("kimi_k2").read([TWO_CALLS["kimi_k2"]])
     assert [call_id for call_id, _, _ in answer.calls] == ["functions.get_weather:0", "functions.get_time:1"]
+
+
+@pytest.mark.parametrize("value", ["{1, 2}", "b'x'", "{(1, 2): 3}", "1j", "1e999"])
+def test_values_that_json_cannot_hold(value: str) -> None:
+    """The pythonic parser reads Python; not everything in it has a place in JSON."""
+    text = f"<|tool_call_start|>[get_weather(city={value})]<|tool_call_end|>"
+    answer, complete = channels_for("pythonic").read([text])
+    assert (answer.content, answer.calls, complete) == (text, [], 0)

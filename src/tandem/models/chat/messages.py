@@ -44,7 +44,7 @@ def call_arguments(call: ToolCall) -> Any:
         return {}
     try:
         return json.loads(call.arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return call.arguments
 
 

@@ -76,7 +76,10 @@ def render(text_model: TextModel, prompt: ChatPrompt) -> RenderedPrompt:
         raise InvalidRequestError("`messages` is empty; a conversation needs at least one message.", param="messages")
     tools = _offered_tools(prompt)
     messages, prefill = _split_prefill(prompt.messages)
-    text = _apply(text_model, prompt, messages, tools)
+    try:
+        text = _apply(text_model, prompt, messages, tools)
+    except RecursionError as error:
+        raise InvalidRequestError("`tools` are nested too deeply.", param="tools") from error
     inside, may_think = _thinking_state(text_model, text, prompt.thinking)
     if prefill is not None:
         text, inside = _append_prefill(text_model, text, prefill, inside)
@@ -127,7 +130,7 @@ def _apply(text_model: TextModel, prompt: ChatPrompt, messages: list[Message], t
             messages = merge_system([*messages, Message("system", section)])
     if not text_model.accepts_system:
         messages = fold_system(messages)
-    variables = _variables(prompt)
+    variables = _variables(text_model, prompt)
     if tools and text_model.knows_tools:
         variables["tools"] = [tool_description(tool) for tool in tools]
     entries = template_messages(
@@ -143,7 +146,7 @@ def _apply(text_model: TextModel, prompt: ChatPrompt, messages: list[Message], t
         ) from error
 
 
-def _variables(prompt: ChatPrompt) -> dict[str, Any]:
+def _variables(text_model: TextModel, prompt: ChatPrompt) -> dict[str, Any]:
     reserved = _RESERVED_VARIABLES.intersection(prompt.template_options)
     if reserved:
         raise InvalidRequestError(
@@ -152,13 +155,17 @@ def _variables(prompt: ChatPrompt) -> dict[str, Any]:
         )
     variables = dict(prompt.template_options)
     thinking = prompt.thinking
-    if prompt.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", prompt.reasoning_effort)
-        if thinking is None:
-            thinking = prompt.reasoning_effort != "none"
+    if thinking is None and prompt.reasoning_effort is not None:
+        thinking = prompt.reasoning_effort != "none"
     if thinking is not None:
         variables.setdefault("enable_thinking", thinking)
+    if text_model.renders_in_python:
+        # A function, unlike a template, refuses variables that it does not know.
+        return variables
+    if thinking is not None:
         variables.setdefault("thinking", thinking)
+    if prompt.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", prompt.reasoning_effort)
     return variables
 
 

@@ -61,14 +61,22 @@ def call_piece(length: int, index: int, arguments: str, name: str | None = None,
 
 
 def arguments_text(arguments: Any) -> str | None:
-    """Arguments as JSON text, or None if they are no object."""
+    """Arguments as JSON text, or None if they are no object that JSON can hold."""
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
     if arguments is None:
         return "{}"
     if not isinstance(arguments, dict):
         return None
-    return json.dumps(arguments, ensure_ascii=False)
+    try:
+        text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair travels only as an escape.
+        return json.dumps(arguments)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return text

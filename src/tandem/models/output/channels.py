@@ -32,6 +32,7 @@ class TagChannels:
         call_format: how calls are written, or None if no tools were offered.
         tools: the offered tools in OpenAI's form.
         parallel: more than one call is wanted.
+        hidden: markers around the content that are left out.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class TagChannels:
         call_format: CallFormat | None = None,
         tools: list[dict[str, Any]] | None = None,
         parallel: bool = True,
+        hidden: tuple[str, ...] = (),
     ) -> None:
         self._thinking = thinking
         self._format = call_format
@@ -52,7 +54,8 @@ class TagChannels:
         markers = [thinking.start] if thinking is not None else []
         if call_format is not None and call_format.start:
             markers.append(call_format.start)
-        self._content_markers = tuple(markers)
+        self._content_markers = (*markers, *hidden)
+        self._hidden = frozenset(hidden)
         self._bare = call_format is not None and call_format.style == "bare"
         self._kept = ""
         self._skips_space = self._state is _State.REASONING
@@ -113,6 +116,10 @@ class TagChannels:
                 self._show(Kind.CONTENT, before, out)
             out.append(Piece(Kind.THINKING_MARKUP, len(marker)))
             self._state, self._skips_space = _State.REASONING, True
+            return rest
+        if marker in self._hidden:
+            self._show(Kind.CONTENT, before, out)
+            out.append(Piece(Kind.MARKUP, len(marker)))
             return rest
         shown = before.rstrip()
         self._show(Kind.CONTENT, shown, out)

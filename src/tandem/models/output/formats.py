@@ -18,7 +18,7 @@ ChannelsFactory: TypeAlias = Callable[[TextModel, RenderedPrompt], Channels]
 
 
 def _tags(text_model: TextModel, prompt: RenderedPrompt) -> Channels:
-    if text_model.thinking is None and prompt.call_format is None:
+    if text_model.thinking is None and prompt.call_format is None and not text_model.hidden_markers:
         return PlainChannels()
     return TagChannels(
         thinking=text_model.thinking,
@@ -26,6 +26,7 @@ def _tags(text_model: TextModel, prompt: RenderedPrompt) -> Channels:
         call_format=prompt.call_format,
         tools=prompt.tools,
         parallel=prompt.parallel_tool_calls,
+        hidden=text_model.hidden_markers,
     )
 
 

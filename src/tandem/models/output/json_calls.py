@@ -140,10 +140,10 @@ class JsonCallReader:
             self._state = _State.COLON
             return not self._bare or self._key in _CALL_KEYS
         if state is _State.NAME:
-            self._name = json.loads(text)
-            if self._bare and self._name not in self._log.known:
-                self._name = None
+            name = json.loads(text)
+            if not name.isprintable() or (self._bare and name not in self._log.known):
                 return False
+            self._name = name
             self._report(out)
         elif state is _State.ARGUMENTS:
             self._arguments_whole = True
