@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
 
 from tandem.errors import CorruptModelError
 from tandem.models.cards import Capability, ModelCard
+from tandem.models.progress import Progress, ProgressCallback
 
 SHARDABLE = frozenset(
     {
@@ -84,6 +86,18 @@ def _check_safetensors(path: Path) -> None:
         raise CorruptModelError(
             f"{path} should have {8 + length + end:,} bytes and has {size:,}. Fetch the model again."
         )
+
+
+def copy_folder(source: Path, target: Path, progress: ProgressCallback) -> None:
+    """Copy every file of `source` into the existing folder `target`."""
+    files = [file for file in sorted(source.rglob("*")) if file.is_file()]
+    total, done = sum(file.stat().st_size for file in files), 0
+    for file in files:
+        copy = target / file.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+        done += file.stat().st_size
+        progress(Progress("copy", done, total, "bytes"))
 
 
 def derive_card(model_id: str, path: Path) -> ModelCard:
