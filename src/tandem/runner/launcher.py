@@ -74,6 +74,8 @@ class RunnerProcess:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stderr_task, STOP_SECONDS)
         self.writer.close()
+        # Otherwise the garbage collector closes its pipes, perhaps after the event loop is gone.
+        self.process._transport.close()  # type: ignore[attr-defined]
         return self.process.returncode if self.process.returncode is not None else -1
 
 

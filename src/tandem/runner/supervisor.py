@@ -72,7 +72,7 @@ class Supervisor:
         self._streams: dict[str, Stream] = {}
         self._ids = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self._kill_reason: str | None = None
         self._moved = time.monotonic()
         self._beaten = time.monotonic()
@@ -95,12 +95,13 @@ class Supervisor:
 
     def start(self) -> None:
         """Begin to run; returns at once. Watch `state`."""
-        self._stopping = False
+        self._stopping.clear()
+        self._set_state("starting")
         self._task = asyncio.get_running_loop().create_task(self._supervise())
 
     async def stop(self) -> None:
         """End the runner and every stream."""
-        self._stopping = True
+        self._stopping.set()
         if self._runner is not None:
             self._runner.send(Stop())
             try:
@@ -108,10 +109,7 @@ class Supervisor:
             except TimeoutError:
                 self._runner.kill()
         if self._task is not None:
-            if self._runner is None:
-                self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await self._task
         self._fail_streams(RunnerDiedError("The instance was stopped while it worked on this request."))
         self._set_state("stopped")
 
@@ -162,10 +160,9 @@ class Supervisor:
 
     async def _supervise(self) -> None:
         failures = 0
-        while not self._stopping:
-            self._set_state("starting" if self.restarts == 0 else "restarting")
+        while not self._stopping.is_set():
             was_ready = await self._run_once()
-            if self._stopping:
+            if self._stopping.is_set():
                 return
             failures = 0 if was_ready else failures + 1
             if failures > self._settings.max_restarts or (failures and not self._worth_retrying()):
@@ -174,7 +171,8 @@ class Supervisor:
             self.restarts += 1
             self._set_state("restarting")
             pause = min(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** max(0, failures - 1)) if failures else 0.0
-            await asyncio.sleep(pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), pause)
 
     def _worth_retrying(self) -> bool:
         # Files that are missing, damaged or of an unknown kind stay so.
@@ -189,6 +187,10 @@ class Supervisor:
             runner = await launch(self.log_file)
         except OSError as error:
             self.error = RunnerDiedError(f"The runner process could not be started: {error}")
+            return False
+        if self._stopping.is_set():
+            runner.kill()
+            await runner.wait()
             return False
         self._runner = runner
         self._moved = self._beaten = time.monotonic()
@@ -207,7 +209,7 @@ class Supervisor:
             self._runner = None
             self.load = None
             died = failure or RunnerDiedError(self._explain(status, list(runner.stderr_tail)))
-            if not self._stopping:
+            if not self._stopping.is_set():
                 self.error = died
                 logger.error("runner of %s: %s", self.options.model_id, died.message)
                 self._set_state("restarting")
