@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from tandem.engines.base import EngineOptions, LoadProgress
+from tandem.engines.mlx.quantised import KvQuantisation, choose_quantisation
 from tandem.errors import CorruptModelError, ModelError, UnsupportedModelError
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
@@ -31,6 +32,7 @@ class LoadedModel:
         dtype: of its floating-point weights.
         context_length: prompt plus answer.
         defaults: sampling values from `generation_config.json`.
+        quantisation: of the cache, if it is to be quantised.
     """
 
     model: nn.Module
@@ -39,6 +41,7 @@ class LoadedModel:
     context_length: int
     weight_bytes: int
     defaults: dict[str, Any]
+    quantisation: KvQuantisation | None = None
 
     @property
     def architecture(self) -> str:
@@ -48,7 +51,7 @@ class LoadedModel:
     def make_cache(self) -> list[Any]:
         """An empty cache for one sequence."""
         cache: list[Any] = make_prompt_cache(self.model)
-        return cache
+        return cache if self.quantisation is None else self.quantisation.apply(cache)
 
 
 def on_accelerator() -> bool:
@@ -62,6 +65,7 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None]) -> Load
     Raises:
         UnsupportedModelError: mlx-lm knows no such architecture, or the folder wants to run code of its own.
         CorruptModelError: files are missing or do not fit together.
+        UnsupportedError: `kv_bits` is set, and the model's cache cannot be quantised.
     """
     folder = options.folder
     try:
@@ -84,6 +88,7 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None]) -> Load
     except RuntimeError as error:
         raise CorruptModelError(f"The weights in {folder} cannot be read: {error}") from error
     weight_bytes = sum(int(array.nbytes) for _, array in tree_flatten(model.parameters()))
+    bits = options.kv_bits
     return LoadedModel(
         model=model,
         config=config,
@@ -91,6 +96,7 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None]) -> Load
         context_length=_context_length(config, options),
         weight_bytes=weight_bytes,
         defaults=_generation_defaults(folder) | options.sampling_defaults,
+        quantisation=choose_quantisation(model, options.model_id, bits) if bits else None,
     )
 
 
