@@ -68,8 +68,7 @@ class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
             rows = [sampler(logits[row : row + 1]) for row, sampler in enumerate(self.samplers)]
             self._next_tokens = mx.concatenate(rows, axis=0)
         self._next_logprobs = [
-            logits[row] - mx.logsumexp(logits[row]) if sampler.wants_logprobs else None
-            for row, sampler in enumerate(self.samplers)
+            _log_softmax(logits[row]) if sampler.wants_logprobs else None for row, sampler in enumerate(self.samplers)
         ]
         mx.async_eval(  # type: ignore[no-untyped-call]
             self._next_tokens, [row for row in self._next_logprobs if row is not None], contexts
@@ -91,6 +90,11 @@ class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
                     scores = processor(context, scores)
             rows.append(scores)
         return mx.concatenate(rows, axis=0)
+
+
+def _log_softmax(logits: mx.array) -> mx.array:
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits)
 
 
 class Decoder:

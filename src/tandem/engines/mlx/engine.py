@@ -17,17 +17,18 @@ import numpy as np
 
 from tandem.engines.answer import score_prompt
 from tandem.engines.base import Engine, EngineOptions, LoadProgress, Output, Prepared
+from tandem.engines.mlx.cache_kinds import is_batchable
 from tandem.engines.mlx.decode import Decoder
 from tandem.engines.mlx.load import LoadedModel, load, on_accelerator
 from tandem.engines.mlx.logprobs import score
-from tandem.engines.mlx.memory import MemoryBudget
-from tandem.engines.mlx.prefill import Prefill, measure_bytes_per_token
+from tandem.engines.mlx.memory import MemoryBudget, measure_sequence
+from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import BLOCK_TOKENS, PrefixCache
 from tandem.engines.mlx.request import Sequence, prepare
 from tandem.engines.mlx.sampling import GREEDY, Sampler, make_processors
 from tandem.errors import EngineError
 from tandem.models.text import TextModel
-from tandem.types import EngineLoad, Event, Failure, GenerationRequest, ModelInfo, PrefillProgress
+from tandem.types import EngineLoad, Event, Failure, Finished, GenerationRequest, ModelInfo, PrefillProgress
 
 logger = logging.getLogger("tandem.mlx")
 
@@ -69,8 +70,8 @@ class MlxEngine(Engine):
         self._loaded = loaded = load(options, report)
         self._text = TextModel.load(options.folder)
         self._decoder = Decoder(loaded.model)
-        kv_bytes = measure_bytes_per_token(loaded.make_cache, loaded.model)
-        self._memory = MemoryBudget.measure(kv_bytes)
+        size = measure_sequence(loaded.make_cache, loaded.model)
+        self._memory = MemoryBudget.measure(size, padded=is_batchable(loaded.make_cache()))
         self._prefix = PrefixCache(loaded.make_cache, self._memory.prefix_budget(options.prefix_cache_bytes))
         self._is_loaded = True
         return ModelInfo(
@@ -82,7 +83,7 @@ class MlxEngine(Engine):
             dtype=str(loaded.dtype).removeprefix("mlx.core."),
             capabilities=self._text.capabilities,
             weight_bytes=loaded.weight_bytes,
-            kv_bytes_per_token=kv_bytes,
+            kv_bytes_per_token=size.bytes_per_token,
         )
 
     def warm_up(self) -> None:
@@ -151,7 +152,7 @@ class MlxEngine(Engine):
         outputs: list[Output] = []
         if self._running:
             self._decode(outputs)
-        self._admit(outputs)
+        self._admit()
         if self._prefilling:
             self._prefill(outputs)
         if self._steps % CLEAR_CACHE_STEPS == 0 or not self.has_work:
@@ -159,17 +160,19 @@ class MlxEngine(Engine):
         self._memory.active = self._decoder.nbytes
         return outputs
 
-    def _admit(self, outputs: list[Output]) -> None:
+    def _admit(self) -> None:
         """Let waiting requests in, in order, while there is room in the batch and in memory."""
-        while self._waiting and len(self._prefilling) + len(self._running) < self._options.max_batch:
-            sequence = self._waiting[0]
-            others = sum(other.reserved for other in (*self._prefilling, *self._running.values()))
-            if not self._memory.fits(others + sequence.reserved) and others:
-                return
-            # What is kept for later makes room for what runs now, before it is needed.
-            self._prefix.shrink(self._memory.total - others - sequence.reserved)
-            self._waiting.pop(0)
-            self._prefilling.append(sequence)
+        active = [*self._prefilling, *self._running.values()]
+        while self._waiting and len(active) < self._options.max_batch:
+            if active and not self._memory.fits(self._reserved([*active, self._waiting[0]])):
+                break
+            active.append(self._waiting.pop(0))
+            self._prefilling.append(active[-1])
+        # What is kept for later makes room for what runs now, before it is needed.
+        self._prefix.limit(self._memory.total - max(self._reserved(active), self._memory.active))
+
+    def _reserved(self, active: list[Sequence]) -> int:
+        return self._memory.together([sequence.reserved for sequence in active])
 
     def _prefill(self, outputs: list[Output]) -> None:
         now = time.monotonic()
@@ -183,7 +186,8 @@ class MlxEngine(Engine):
             self._prefill_chunk(sequence, events)
         except Exception as error:
             logger.exception("prefill of request %s failed", sequence.request_id)
-            self._prefilling.remove(sequence)
+            if sequence in self._prefilling:
+                self._prefilling.remove(sequence)
             events.append(Failure.of(EngineError(f"The prompt could not be processed: {error}")))
         if events:
             outputs.append(Output(sequence.request_id, events))
@@ -224,7 +228,7 @@ class MlxEngine(Engine):
             return self._chunk
         affordable = int(self._options.max_decode_stall * self._prefill_tps)
         power = 1 << max(0, affordable.bit_length() - 1)
-        return max(SMALLEST_CHUNK, min(self._chunk, power))
+        return min(self._chunk, max(SMALLEST_CHUNK, power))
 
     def _start_answer(self, sequence: Sequence, prefill: Prefill, events: list[Event]) -> None:
         answer = sequence.answer
@@ -253,25 +257,33 @@ class MlxEngine(Engine):
             self._decode_tps += 0.1 * (len(decoded) / spent - self._decode_tps)
         for number, token, logprobs in decoded:
             sequence = self._running[number]
-            answer = sequence.answer
-            top = answer.request.logprobs
-            described = None
-            if top is not None and logprobs is not None:
-                described = score(token, np.array(logprobs.astype(mx.float32)), top)
-            if sequence.broken is not None:
-                events: list[Event] = [Failure.of(sequence.broken)]
-            else:
-                events = answer.add(token, described)
-            if answer.finished and sequence.keeps_prefix:
+            events = self._read_token(sequence, token, logprobs)
+            if sequence.answer.finished and sequence.keeps_prefix:
                 self._prefix.store(*self._decoder.extract(number), tail=True)
-            if answer.finished or sequence.broken is not None:
+            if events and isinstance(events[-1], Finished | Failure):
                 self._leave(sequence)
             if events:
                 outputs.append(Output(sequence.request_id, events))
 
+    def _read_token(self, sequence: Sequence, token: int, logprobs: mx.array | None) -> list[Event]:
+        """What a new token says to its reader."""
+        answer = sequence.answer
+        if sequence.broken is not None and answer.generated >= sequence.sound_tokens:
+            return [Failure.of(sequence.broken)]
+        try:
+            top = answer.request.logprobs
+            described = None
+            if top is not None and logprobs is not None:
+                described = score(token, np.array(logprobs.astype(mx.float32)), top)
+            return answer.add(token, described)
+        except Exception as error:
+            logger.exception("reading the answer of request %s failed", sequence.request_id)
+            return [Failure.of(EngineError(f"The answer could not be read: {error}"))]
+
     def _leave(self, sequence: Sequence) -> None:
         self._decoder.remove(sequence.number)
         del self._running[sequence.number]
+        self._memory.active = self._decoder.nbytes
 
     def check_idle(self) -> None:
         """Assert that nothing is left of requests that have ended. For tests, and cheap enough for an idle moment."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from tandem.engines.mlx.cache_kinds import leaves
 from tandem.engines.mlx.logprobs import score
@@ -93,23 +91,3 @@ class Prefill:
         rows = np.array(logprobs)
         for row, token in zip(rows, self.tokens[self.position + 1 : end + 1], strict=True):
             self.scores.append(score(token, row, top))
-
-
-def measure_bytes_per_token(make_cache: Callable[[], list[Any]], model: nn.Module) -> int:
-    """How much a sequence's cache grows with each token, seen on a real one."""
-    sizes = []
-    for length in (2, 3):
-        cache = make_cache()
-        model(mx.zeros((1, length), mx.uint32), cache=cache)
-        mx.eval([leaf.state for leaf in leaves(cache)])
-        sizes.append(sum(_held_bytes(leaf) for leaf in leaves(cache)))
-    return max(0, sizes[1] - sizes[0])
-
-
-def _held_bytes(leaf: Any) -> int:
-    """Bytes of the entries in use, without the room that was allocated ahead."""
-    offset = getattr(leaf, "offset", None)
-    if not isinstance(offset, int):
-        return 0
-    arrays = [array for _, array in tree_flatten((leaf.keys, leaf.values))]
-    return sum(int(array.nbytes) // array.shape[-2] * min(offset, array.shape[-2]) for array in arrays)

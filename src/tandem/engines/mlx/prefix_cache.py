@@ -68,6 +68,7 @@ class PrefixCache:
 
     def __init__(self, make_cache: Callable[[], list[Any]], budget: int) -> None:
         self._make_cache = make_cache
+        self._budget = budget
         self._tree: PrefixTree[BlockEntries] = PrefixTree(BLOCK_TOKENS, budget)
         parts = leaves(make_cache())
         self._kinds = [kind_of(leaf) for leaf in parts]
@@ -79,9 +80,10 @@ class PrefixCache:
         """Bytes held now."""
         return self._tree.nbytes
 
-    def shrink(self, target: int) -> None:
-        """Drop what was used least recently until at most `target` bytes are held."""
-        if self._tree.shrink(target):
+    def limit(self, room: int) -> None:
+        """Keep to `room` bytes from now on, or to the budget if that is less; the least recently used goes first."""
+        self._tree.budget = max(0, min(self._budget, room))
+        if self._tree.shrink(self._tree.budget):
             mx.clear_cache()
 
     def clear(self) -> None:
@@ -186,7 +188,7 @@ class PrefixCache:
         """
         if not self._windows:
             return
-        held = min(parts[index].offset - parts[index].keys.shape[2] for index in self._windows)
+        held = max(0, min(parts[index].offset - parts[index].keys.shape[2] for index in self._windows))
         for number in range(len(path) - 1, held // BLOCK_TOKENS - 1, -1):
             block = path[number]
             if self._is_whole(block):

@@ -35,6 +35,7 @@ class Sequence(Prepared):
         reserved: bytes set aside for its cache.
         prefill: while the prompt is processed.
         broken: set when a processor of this sequence failed.
+        sound_tokens: generated tokens that were chosen before that.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Sequence(Prepared):
         self.number = 0
         self.prefill: Prefill | None = None
         self.broken: TandemError | None = None
+        self.sound_tokens = 0
 
     @property
     def tokens(self) -> list[int]:
@@ -86,6 +88,7 @@ class Sequence(Prepared):
                 self.broken = error
             except Exception as error:  # noqa: BLE001 - see above; the reader is told
                 self.broken = EngineError(f"The next token could not be chosen: {error}")
+            self.sound_tokens = tokens.size - len(self.tokens)
             return logits
 
         return guarded

@@ -42,6 +42,10 @@ FALLBACK: Mapping[str, float] = {
 }
 
 
+COLDEST = 1e-5
+"""Below this temperature the likeliest token is taken: divided by less, logits overflow."""
+
+
 class ResolvedSampling(NamedTuple):
     """A `Sampling` with every gap filled."""
 
@@ -59,7 +63,7 @@ class ResolvedSampling(NamedTuple):
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
-        return self.temperature == 0
+        return self.temperature < COLDEST
 
 
 GREEDY = ResolvedSampling(0.0, 1.0, 0, 0.0, 0, 1.0, 1, 0.0, 0.0, {})
@@ -124,7 +128,8 @@ class Sampler:
         if self.greedy:
             return mx.argmax(logits, axis=-1)
         sampling = self._sampling
-        scores = logits * (1.0 / sampling.temperature)
+        # In half precision the random numbers themselves would be coarse.
+        scores = logits.astype(mx.float32) * (1.0 / sampling.temperature)
         if self._top_k:
             scores = apply_top_k(scores, self._top_k)
         if sampling.top_p < 1:
