@@ -362,6 +362,14 @@ def test_a_call_of_one_tool_is_required(smollm2_text: TextModel, seed: int) -> N
     assert (content, reason) == ("", "tool_calls")
 
 
+def test_forced_calls_come_to_an_end(smollm2_text: TextModel) -> None:
+    prompt = ChatPrompt(USER, tools=TOOLS, tool_choice=ToolChoice("required"))
+    constraint = constrained(smollm2_text, prompt)
+    call = '<tool_call>\n{"name": "switch", "arguments": {"on": true}}\n</tool_call>'
+    assert follow(smollm2_text, constraint, "\n".join([call] * 8))
+    assert constraint.must_end
+
+
 def test_forced_calls_win_over_a_response_format(smollm2_text: TextModel) -> None:
     prompt = ChatPrompt(USER, tools=TOOLS, tool_choice=ToolChoice("required"))
     constraint = constrained(smollm2_text, prompt, {"type": "object"})

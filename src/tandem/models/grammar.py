@@ -20,6 +20,9 @@ from tandem.types import JsonConstraint, Tool
 # not want to go on writes white space until its token limit.
 _WHITE_SPACE = r"[ ]|\n[ \t]{0,32}"
 
+# A weak model that is made to call goes on calling until something ends it.
+_MOST_CALLS = 8
+
 _REASONING_TEXT = r"/(.|\n)*/"
 _AFTER_REASONING = r"/[ \n]{0,4}/"
 
@@ -43,7 +46,7 @@ def calls_rules(text_model: TextModel, call_format: CallFormat, tools: Sequence[
         rules.append(f"call_{index}: {opening} {_json(schema)} {closing}")
     one = " | ".join(f"call_{index}" for index in range(len(tools)))
     several = parallel and between_calls is not None
-    repeated = f"call ({between_calls} call)*" if several else "call"
+    repeated = f"call ({between_calls} call){{0,{_MOST_CALLS - 1}}}" if several else "call"
     return [f"calls: {before} {repeated} {after}", f"call: {one}", *rules]
 
 
