@@ -14,8 +14,9 @@ from tandem.models.progress import Progress, ProgressCallback
 
 SHARDABLE = frozenset(
     {
-        "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama", "ministral3", "minimax",
-        "qwen2", "qwen3", "qwen3_5", "qwen3_moe", "step3p5",
+        "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "gpt_oss", "kimi_k2", "llama", "minimax",
+        "minimax_m2", "ministral3", "mistral",
+        "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_moe", "step3p5",
     }
 )  # fmt: skip
 """Model types whose mlx-lm model can be split across machines tensor by tensor."""
