@@ -66,6 +66,18 @@ async def test_no_model_at_all(node: Node) -> None:
         node.generate("default", GenerationRequest(TextPrompt("x")))
 
 
+async def test_a_model_that_is_being_fetched_is_not_unknown(node: Node) -> None:
+    with node.expecting(["demo"]):
+        for name in ("demo", "SmolLM2-135M-Instruct", "default"):
+            with pytest.raises(InstanceNotReadyError, match="demo is being fetched") as caught:
+                node.generate(name, GenerationRequest(TextPrompt("x")))
+            assert caught.value.retry_after
+        with pytest.raises(NotFoundError):
+            node.generate("other", GenerationRequest(TextPrompt("x")))
+    with pytest.raises(NotFoundError):
+        node.generate("demo", GenerationRequest(TextPrompt("x")))
+
+
 async def test_requests_go_to_the_less_busy_instance(node: Node) -> None:
     first, second = (node.launch("sim:decode_tps=20,answer_tokens=10000") for _ in range(2))
     await node.wait_ready(first, DEADLINE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +90,7 @@ class Node:
         self.node_id = node_id(settings.home)
         self.store = ModelStore(settings)
         self._instances: dict[str, _Instance] = {}
+        self._expected: list[str] = []
         self._changed: set[asyncio.Event] = set()
 
     async def start(self) -> None:
@@ -139,6 +142,22 @@ class Node:
             sampling_defaults=defaults.model_dump(exclude_none=True) if defaults is not None else {},
             profile=profile or {},
         )
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """References of models that are being fetched or converted and will be served."""
+        return tuple(self._expected)
+
+    @contextmanager
+    def expecting(self, references: Iterable[str]) -> Iterator[None]:
+        """While the block runs, requests for these models are told to come back instead of that there are none."""
+        added = list(references)
+        self._expected.extend(added)
+        try:
+            yield
+        finally:
+            for reference in added:
+                self._expected.remove(reference)
 
     async def obtain(self, reference: str) -> LocalModel | str:
         """Find (or fetch) the model that `reference` names, off the event loop. `sim` references stay as they are.
@@ -227,6 +246,13 @@ class Node:
         found = [instance for instance in self._instances.values() if wanted in instance.names]
         if found:
             return found
+        for reference in self._expected:
+            card = self.store.cards.get(reference)
+            names = {reference, card.model_id, *card.aliases} if card is not None else {reference}
+            if wanted in {name.lower() for name in names} or (wanted == "default" and len(self._expected) == 1):
+                raise InstanceNotReadyError(
+                    f"{reference} is being fetched or converted; it will answer when it is loaded.", retry_after=5.0
+                )
         served = sorted({instance.card.model_id for instance in self._instances.values()})
         if wanted == "default" and len(served) == 1:
             return list(self._instances.values())
