@@ -256,5 +256,5 @@ class Node:
         served = sorted({instance.card.model_id for instance in self._instances.values()})
         if wanted == "default" and len(served) == 1:
             return list(self._instances.values())
-        names = ", ".join(served) or "no model at all"
-        raise NotFoundError(f"No instance serves the model '{model}'. This node serves {names}.", param="model")
+        serves = ", ".join(served) or "no model at all"
+        raise NotFoundError(f"No instance serves the model '{model}'. This node serves {serves}.", param="model")
