@@ -130,7 +130,7 @@ def download(listing: Listing, staging: Path, progress: ProgressCallback = ignor
         # The first failure stops the other files, so theirs say nothing.
         failures.sort(key=lambda error: isinstance(error, CancelledError))
         if failures:
-            raise failures[0]
+            raise meter.cause or failures[0]
 
 
 def check_disk_space(folder: Path, needed: int, what: str) -> None:

@@ -16,6 +16,9 @@ class Meter:
         phase: reported with every count.
         total: bytes expected.
         report: called with each new count; what it raises stops the job.
+
+    Attributes:
+        cause: what `report` raised.
     """
 
     def __init__(self, phase: Any, total: int, report: ProgressCallback) -> None:
@@ -24,6 +27,7 @@ class Meter:
         self._report = report
         self._done = 0
         self._stopped = False
+        self.cause: BaseException | None = None
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
@@ -38,8 +42,9 @@ class Meter:
             self._done += count
             try:
                 self._report(Progress(self._phase, min(self._done, self._total), self._total, "bytes"))
-            except BaseException:
+            except BaseException as error:
                 self._stopped = True
+                self.cause = error
                 raise
 
     def stop(self) -> None:
