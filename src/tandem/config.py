@@ -54,6 +54,9 @@ class Settings(BaseSettings):
     step_deadline: float = Field(
         180.0, gt=0, description="A runner with work whose engine makes no step for this long is restarted."
     )
+    stop_deadline: float = Field(
+        10.0, ge=0, description="Running answers may take this long once the server was asked to stop."
+    )
     max_restarts: int = Field(5, ge=0, description="Failed starts in a row before an instance is given up.")
 
     @property

@@ -72,6 +72,9 @@ def _described(status: InstanceStatus) -> dict[str, object]:
 class HumanAnnouncer:
     """A block that names the address, the models, and lines to try."""
 
+    def __init__(self) -> None:
+        self._failed = False
+
     def listening(self, url: str) -> None:
         """One line."""
         note(f"Listening on {url}; loading ...")
@@ -101,15 +104,17 @@ class HumanAnnouncer:
         if running:
             answers = "1 answer" if running == 1 else f"{running} answers"
             note(f"Stopping: {answers} may take {seconds:.0f} more seconds (Ctrl-C again to stop at once) ...")
-        else:
+        elif not self._failed:
             note("Stopping ...")
 
     def failed(self, error: TandemError) -> None:
-        """Nothing: the error's line comes last."""
+        """Nothing, now or later: the error's own line says it all."""
+        self._failed = True
 
     def stopped(self) -> None:
         """One line."""
-        note("Stopped.")
+        if not self._failed:
+            note("Stopped.")
 
 
 def _line(status: InstanceStatus) -> str:

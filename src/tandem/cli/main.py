@@ -55,7 +55,7 @@ def _root(
 def main() -> None:
     """Run the command line and exit: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     try:
-        app()
+        app(prog_name="tandem")
     except KeyboardInterrupt:
         status = INTERRUPTED
     except Exception as error:  # the process's border: a person gets one line, not a traceback

@@ -22,9 +22,6 @@ from tandem.cluster.node import Node
 from tandem.config import Settings
 from tandem.errors import ConfigError, TandemError
 
-STOP_SECONDS = 10.0
-"""Running answers may take this long once the server was asked to stop."""
-
 
 def serve_forever(settings: Settings, references: Sequence[str], *, events: bool, verbose: bool) -> None:
     """Serve until SIGINT or SIGTERM, then stop in order and return.
@@ -88,9 +85,10 @@ class _Serving:
             self._announcer.failed(error)
             raise
         finally:
-            self._announcer.stopping(len(server.context.running) if server is not None else 0, STOP_SECONDS)
+            deadline = self._settings.stop_deadline
+            self._announcer.stopping(len(server.context.running) if server is not None else 0, deadline)
             if server is not None:
-                await server.stop(STOP_SECONDS)
+                await server.stop(deadline)
             await node.stop()
             self._announcer.stopped()
 
