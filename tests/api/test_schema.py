@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,38 +16,19 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tandem.api.app import create_app
-from tandem.api.server import serve
-from tandem.cluster.node import Node
 from tandem.config import Settings
 
 from .double import DoubleNode
+from .served import served
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A served sim model, on an event loop of its own: schemathesis blocks."""
-    ready = threading.Event()
-    found: dict[str, Any] = {}
-
-    async def main() -> None:
-        config = Settings(home=tmp_path_factory.mktemp("home"), port=0, context_length=2048)
-        node = Node(config)
-        await node.wait_ready(node.launch("sim"), 30)
-        server = await serve(node, config)
-        found.update(url=server.url, loop=asyncio.get_running_loop(), stop=asyncio.Event())
-        ready.set()
-        await found["stop"].wait()
-        await server.stop(deadline=0.1)
-        await node.stop()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
-    thread.start()
-    assert ready.wait(30)
-    yield found["url"]
-    found["loop"].call_soon_threadsafe(found["stop"].set)
-    thread.join(30)
+    config = Settings(home=tmp_path_factory.mktemp("home"), port=0, context_length=2048)
+    with served(config, "sim") as server:
+        yield server.url
 
 
 def described() -> dict[str, Any]:

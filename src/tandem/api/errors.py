@@ -109,7 +109,8 @@ def _path(location: tuple[int | str, ...]) -> str:
             continue
         else:
             text += f".{part}" if text else part
-    return text
+    return text[:_LONGEST_PATH]
 
 
+_LONGEST_PATH = 200
 _UNION_MEMBERS = frozenset({"str", "int", "float", "bool", "ContentPart", "list", "NamedToolChoice", "literal"})

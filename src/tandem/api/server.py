@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tandem.cluster.node import Node
 
 _BACKLOG = 2048
+# Longer than clients keep unused connections, or a client might send a request just when we hang up.
+_KEEP_CONNECTION_SECONDS = 75
 _LAST_WORDS_SECONDS = 2
 
 
@@ -92,6 +94,7 @@ class HttpServer:
             access_log=False,
             server_header=False,
             backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_CONNECTION_SECONDS,
         )
         self._server = _Uvicorn(config)
         self._task = asyncio.create_task(self._server.serve([listener]), name="http server")
