@@ -11,6 +11,10 @@ def build_engine(options: EngineOptions) -> Engine:
         from tandem.engines.sim.engine import SimEngine
 
         return SimEngine(options)
+    from tandem.engines.mlx import blas
+
+    # MLX binds to the BLAS that it finds loaded: this has to come before its first import.
+    blas.load()
     from tandem.engines.mlx.engine import MlxEngine
 
     return MlxEngine(options)
