@@ -242,6 +242,14 @@ def test_a_mixture_of_experts_is_refused(tmp_path: Path) -> None:
         convert(path, tmp_path / "converted")
 
 
+def test_a_part_of_a_file_is_refused(tmp_path: Path) -> None:
+    path = tiny.write_gguf(
+        tmp_path / "m.gguf", "llama", tiny.weights("llama"), change=lambda w: w.add_uint16("split.count", 3)
+    )
+    with pytest.raises(UnsupportedModelError, match="one of 3 parts"):
+        convert(path, tmp_path / "converted")
+
+
 def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
     path = tiny.write_gguf(tmp_path / "m.gguf", "llama", tiny.weights("llama"), pre="klingon")
     with pytest.raises(UnsupportedModelError, match=r"'klingon'.*llama-bpe"):

@@ -308,6 +308,7 @@ def test_a_cards_alias_fetches_under_the_cards_id(hub: Hub, store: ModelStore) -
 
 def test_unsafe_paths_in_a_listing_are_not_followed(hub: Hub, store: ModelStore, home: Path) -> None:
     hub.repositories["org/tiny"].files["../../../escape.json"] = b"{}"
+    hub.repositories["org/tiny"].files["additional_chat_templates/../../../x.jinja"] = b"{}"
     hub.repositories["org/tiny"].files["/abs.json"] = b"{}"
     model = store.obtain("org/tiny")
     assert names(model.path) == WANTED | {"tandem.json"}

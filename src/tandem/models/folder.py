@@ -80,9 +80,9 @@ def _check_safetensors(path: Path) -> None:
             raise CorruptModelError(f"{path} is cut short. Fetch the model again.")
         try:
             header = json.loads(file.read(length))
-        except ValueError as error:
+            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise CorruptModelError(f"{path} is not a safetensors file: {error}. Fetch the model again.") from error
-    end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
     if 8 + length + end != size:
         raise CorruptModelError(
             f"{path} should have {8 + length + end:,} bytes and has {size:,}. Fetch the model again."

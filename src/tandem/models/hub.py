@@ -197,6 +197,8 @@ def _transfer(listing: Listing, file: HubFile, partial: Path, meter: Meter) -> N
 
 
 def _is_wanted(path: str, all_paths: Sequence[str]) -> bool:
+    if ".." in path.split("/"):
+        return False
     if "/" in path:
         return any(fnmatch(path, pattern) for pattern in WANTED_FOLDERS)
     # Some repositories hold the same weights once more in their makers' own layout.

@@ -124,6 +124,11 @@ def architecture_of(file: GgufFile) -> Architecture:
         UnsupportedModelError: its architecture is not one of ours.
     """
     name = file.architecture
+    if file.metadata.get("split.count", 0) not in (0, 1):
+        raise UnsupportedModelError(
+            f"{file.path.name} is one of {file.metadata['split.count']} parts. Join them with llama.cpp's "
+            "`llama-gguf-split --merge` first."
+        )
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"{file.path.name} has the architecture {name!r}; GGUF files of {', '.join(sorted(ARCHITECTURES))} can be "
