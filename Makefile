@@ -5,7 +5,7 @@ BIN := .venv/bin
 # A test must not fail because all cores of a busy machine are asked to work on one small matrix.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1
 
-.PHONY: help setup setup-demo demo test lint format clean
+.PHONY: help setup setup-demo demo test lint format docs clean
 .NOTPARALLEL:
 
 help:
@@ -14,6 +14,7 @@ help:
 	@echo 'make setup    only set up: .venv with everything in it'
 	@echo 'make lint     check style and types'
 	@echo 'make format   put the code into the house style'
+	@echo 'make docs     write what docs/ takes from the code'
 	@echo 'make clean    remove .venv and every cache'
 
 setup:
@@ -36,6 +37,9 @@ test: lint
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: setup
+	$(BIN)/python scripts/write_docs.py
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
