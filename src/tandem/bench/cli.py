@@ -1,0 +1,92 @@
+"""`tandem bench`: the benches a user can run."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+
+from tandem.bench.plan import Plan, parse_streams
+from tandem.config import settings
+
+app = typer.Typer(help="Measure Tandem, beside other servers where that is meaningful.", no_args_is_help=True)
+
+DEFAULTS = Plan()
+TERMINATED = 143
+"""128 + SIGTERM, as shells count."""
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure Tandem, beside other servers where that is meaningful."""
+
+
+@app.command()
+def serve(
+    model: Annotated[str, typer.Option(help="A model on this machine: id, alias or path.")] = DEFAULTS.model,
+    rounds: Annotated[int, typer.Option(help="Rounds; figures are medians over them.")] = DEFAULTS.rounds,
+    tokens: Annotated[int, typer.Option(help="Tokens to generate for each answer.")] = DEFAULTS.tokens,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = DEFAULTS.prompt_tokens,
+    streams: Annotated[str, typer.Option(help="Answers side by side: numbers, with commas.")] = "1,8",
+    sim_streams: Annotated[int, typer.Option(help="Simulated answers side by side.")] = DEFAULTS.sim_streams,
+    sim_tokens: Annotated[int, typer.Option(help="Tokens of each simulated answer.")] = DEFAULTS.sim_tokens,
+    sim_tps: Annotated[float, typer.Option(help="Tokens per second of each simulated answer.")] = DEFAULTS.sim_tps,
+    sim_rounds: Annotated[int, typer.Option(help="Rounds with the simulated engine.")] = DEFAULTS.sim_rounds,
+    skip_sim: Annotated[bool, typer.Option("--skip-sim", help="Leave the simulated engine out.")] = False,
+    skip_mlx_lm: Annotated[bool, typer.Option("--skip-mlx-lm", help="Leave the comparison out.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a bound is missed.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Tandem beside mlx-lm's own server on the same model, and what many streams cost the server.
+
+    Both servers get the same prompts, weights and BLAS; they take turns, round by round. Takes some four minutes on two
+    cores.
+    """
+    plan = Plan(
+        model=model,
+        rounds=rounds,
+        tokens=tokens,
+        prompt_tokens=prompt_tokens,
+        streams=parse_streams(streams),
+        sim_streams=sim_streams,
+        sim_tokens=sim_tokens,
+        sim_tps=sim_tps,
+        sim_rounds=sim_rounds,
+    )
+    plan.check()
+    # Imported late: `tandem bench --help` should not wait for them.
+    from tandem.bench.report import Report
+    from tandem.bench.serve import bench_serve
+    from tandem.bench.table import show
+    from tandem.models.store import ModelStore
+
+    folder = None if skip_mlx_lm else ModelStore(settings()).locate(model).path
+    console = Console(stderr=True)
+
+    async def run(work: Path) -> Report:
+        # An orderly end on SIGTERM, too: the servers are ours to stop.
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        with console.status("") as status:
+            # A log has no use for a spinner, but a reader of it wants to know where the minutes go.
+            say = status.update if console.is_terminal else console.print
+            return await bench_serve(plan, folder, sim=not skip_sim, work=work, say=say)
+
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as work:
+        try:
+            report = asyncio.run(run(Path(work)))
+        except asyncio.CancelledError:
+            raise typer.Exit(TERMINATED) from None
+    if json:
+        typer.echo(msgspec.json.encode(report.to_json()).decode())
+    else:
+        show(report, Console())
+    if check and report.missed:
+        raise typer.Exit(1)
