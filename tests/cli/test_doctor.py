@@ -25,7 +25,7 @@ def test_this_machine(tandem: Run) -> None:
     findings = {check["name"]: check for check in report["checks"]}
     assert done.returncode == 0, report
     assert report["ok"]
-    names = "Python, platform, MLX, matrices, weights, demo model, cards, memory, data folder, port, hub"
+    names = "Python, platform, MLX, matrices, weights, demo model, cards, models, memory, data folder, port, hub"
     assert list(findings) == names.split(", ")
     assert findings["matrices"]["values"]["gflops"] > 0
 
@@ -111,3 +111,16 @@ def test_a_bad_custom_card_is_named(tmp_path: Path) -> None:
     finding = checks._cards(settings)
     assert finding.state == "failure"
     assert "bad.toml" in finding.summary
+
+
+def test_a_damaged_model_is_named(tandem: Run, home: Path) -> None:
+    broken = home / "models" / "broken"
+    broken.mkdir(parents=True)
+    (broken / "config.json").write_text("not JSON")
+    (broken / "model.safetensors").touch()
+    report = json.loads(tandem("doctor", "--json").stdout)
+    models = next(check for check in report["checks"] if check["name"] == "models")
+    assert models["state"] == "warning"
+    assert "broken" in models["advice"]
+    listed = tandem("models", "list")
+    assert "broken cannot be used" in listed.stderr

@@ -57,6 +57,7 @@ def run_checks(settings: Settings) -> list[Finding]:
         *_mlx(settings),
         _demo_model(),
         _cards(settings),
+        _models(settings),
         _memory(),
         _home(settings),
         _port(settings),
@@ -180,6 +181,21 @@ def _cards(settings: Settings) -> Finding:
         return Finding("cards", "failure", error.message, f"Custom model cards lie in {settings.cards_dir}.")
     custom = sum(card.is_custom for card in cards)
     return Finding("cards", "ok", f"{len(cards) - custom} built-in model cards, {custom} custom")
+
+
+def _models(settings: Settings) -> Finding:
+    from tandem.models.store import ModelStore
+
+    store = ModelStore(settings)
+    try:
+        count, problems = len(store.list()), store.problems()
+    except ConfigError:
+        return Finding("models", "warning", "not looked at, because of the cards")
+    here = f"{count} {'model' if count == 1 else 'models'} on this machine"
+    if not problems:
+        return Finding("models", "ok", here)
+    reasons = "; ".join(f"{name}: {error.message}" for name, error in problems.items())
+    return Finding("models", "warning", f"{here}, {len(problems)} more cannot be used", reasons)
 
 
 def _memory() -> Finding:

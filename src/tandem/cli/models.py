@@ -37,9 +37,12 @@ def list_(
     if known:
         here = {row["id"].casefold() for row in rows}
         rows += [_card_row(card) for card in store.cards.all() if card.model_id.casefold() not in here]
+    problems = {name: error.message for name, error in store.problems().items()}
     if as_json:
-        print_json({"models": rows})
+        print_json({"models": rows, "problems": problems})
         return
+    for name, message in problems.items():
+        note(f"{name} cannot be used: {message}")
     if not rows:
         note(f"There is no model on this machine. `{command_name()} models pull MODEL` fetches one.")
         return
