@@ -13,13 +13,13 @@ class Progress(msgspec.Struct, frozen=True):
 
     Attributes:
         phase: what is being done now.
-        done, total: in `unit`; `total` is 0 where it is not known yet.
+        done, total: in `unit`.
     """
 
-    phase: Literal["resolve", "download", "verify", "convert", "copy"]
+    phase: Literal["download", "convert", "copy"]
     done: int
     total: int
-    unit: Literal["bytes", "files", "tensors"]
+    unit: Literal["bytes", "tensors"]
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
