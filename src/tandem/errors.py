@@ -12,7 +12,14 @@ TandemError
 ├── UnavailableError           503  try again later
 │   ├── QueueFullError         503  too many requests are waiting
 │   ├── InstanceNotReadyError  503  the model is still loading, or could not be loaded
-│   └── RunnerDiedError        503  the runner process ended in the middle of the request
+│   ├── RunnerDiedError        503  the runner process ended in the middle of the request
+│   └── HandoffError           503  a remote prefill came to nothing, or only to a part
+│       ├── WireError          503  a peer's bytes broke the protocol or failed their checksum
+│       ├── PeerLostError      503  the peer cannot be reached, or the connection ended early
+│       ├── PeerSilentError    503  the peer stopped sending, or stopped making progress
+│       ├── PeerRefusedError   503  the peer answered with an error
+│       ├── PrefillBusyError   503  the peer's queue is full; `retry_after` is its wait in seconds
+│       └── IncompatiblePeerError 503  the peer's model or cluster secret is another one
 ├── DeadlineError              504  a wait reached its deadline
 ├── ModelError                 500  a model could not be found, read, converted or checked
 │   ├── UnsupportedModelError  500  architecture or quantisation we do not read
@@ -98,6 +105,34 @@ class InstanceNotReadyError(UnavailableError):
 
 class RunnerDiedError(UnavailableError):
     code = "runner_died"
+
+
+class HandoffError(UnavailableError):
+    code = "handoff_failed"
+
+
+class WireError(HandoffError):
+    code = "wire_error"
+
+
+class PeerLostError(HandoffError):
+    code = "peer_lost"
+
+
+class PeerSilentError(HandoffError):
+    code = "peer_silent"
+
+
+class PeerRefusedError(HandoffError):
+    code = "peer_refused"
+
+
+class PrefillBusyError(HandoffError):
+    code = "prefill_busy"
+
+
+class IncompatiblePeerError(HandoffError):
+    code = "incompatible_peer"
 
 
 class DeadlineError(TandemError):
