@@ -38,7 +38,7 @@ def chat_requests(body: ChatRequest) -> list[GenerationRequest]:
         UnsupportedError: something is asked for that we cannot do.
     """
     _refuse(body)
-    if body.modalities is not None and body.modalities != ["text"]:
+    if body.modalities and set(body.modalities) != {"text"}:
         raise UnsupportedError("`modalities` other than text are not supported.", param="modalities")
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidRequestError("`top_logprobs` needs `logprobs` to be true.", param="top_logprobs")

@@ -15,7 +15,11 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 class ContentPart(RequestModel):
     """One part of a message. Only the kinds that are text are understood."""
 
-    type: str = Field(description="`text`; `image_url` and others are refused.")
+    # Any string is taken here, so that `convert` can refuse an image as an image.
+    type: str = Field(
+        description="Images and others are refused.",
+        json_schema_extra={"enum": ["text", "input_text", "output_text", "refusal"]},
+    )
     text: str | None = None
     refusal: str | None = None
 
@@ -108,7 +112,7 @@ class ChatRequest(GenerationFields):
     reasoning_effort: Effort | None = None
     enable_thinking: bool | None = None
     chat_template_kwargs: JsonObject | None = Field(None, description="Further variables of the chat template.")
-    modalities: list[str] | None = None
+    modalities: list[Annotated[str, Field(json_schema_extra={"enum": ["text"]})]] | None = None
     metadata: Any = Field(None, description="Accepted and ignored.")
     store: Any = Field(None, description="Accepted and ignored.")
     service_tier: Any = Field(None, description="Accepted and ignored.")

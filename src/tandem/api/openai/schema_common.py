@@ -84,8 +84,8 @@ class GenerationFields(RequestModel):
     min_p: float | None = Field(None, ge=0, le=1)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(None, gt=0, description="1 switches it off.")
-    repetition_context_size: int | None = Field(None, ge=0, lt=2**31)
+    repetition_penalty: float | None = Field(None, ge=0.001, le=100, description="1 switches it off.")
+    repetition_context_size: int | None = Field(None, ge=1, lt=2**31)
     logit_bias: dict[BiasKey, Bias] | None = Field(None, description="Added to the logits, by token id.")
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = Field(
