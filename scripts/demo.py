@@ -49,6 +49,8 @@ def main() -> int:
             status = 0
         finally:
             stop(server)
+    if stays():
+        say("The server has stopped.")
     return status
 
 

@@ -93,7 +93,7 @@ HASH
     if [ -e "$stamp" ]; then
         return
     fi
-    say "pip install $* (the first time takes some minutes)"
+    say "pip install $* (this takes a while the first time)"
     .venv/bin/python -m pip install "$@"
     rm -f .venv/installed-"$name"-*
     touch "$stamp"
