@@ -7,19 +7,14 @@ random numbers belongs to the request, so that neither its neighbours in the bat
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.sample_utils import (
-    apply_min_p,
-    apply_top_k,
-    apply_top_p,
-    make_logits_processors,
-    make_repetition_penalty,
-)
+from mlx_lm.sample_utils import apply_top_k, make_logits_processors, make_repetition_penalty
 
 from tandem.errors import InvalidRequestError
 from tandem.types import Sampling
@@ -133,12 +128,28 @@ class Sampler:
         if self._top_k:
             scores = apply_top_k(scores, self._top_k)
         if sampling.top_p < 1:
-            normalised = scores - mx.logsumexp(scores, axis=-1, keepdims=True)
-            scores = apply_top_p(normalised, max(sampling.top_p, 1e-9))
+            scores = _keep_top_p(scores, sampling.top_p)
         if sampling.min_p > 0:
-            scores = apply_min_p(scores, sampling.min_p)
+            scores = _drop_below(scores, mx.max(scores, axis=-1, keepdims=True) + math.log(sampling.min_p))
         self._key, draw = mx.random.split(self._key)
         return mx.random.categorical(scores, key=draw)
+
+
+# mlx-lm compiles its own versions of these two, and on a CPU that runs a C++ compiler for each new value of `top_p`
+# or `min_p`: a second in which nobody gets a token.
+
+
+def _keep_top_p(scores: mx.array, top_p: float) -> mx.array:
+    """Keep the likeliest tokens up to the one with which their probabilities reach `top_p`; always the first."""
+    ranked = -mx.sort(-scores, axis=-1)
+    chances = mx.softmax(ranked, axis=-1)
+    is_needed = mx.cumsum(chances, axis=-1) - chances < top_p
+    last = mx.maximum(is_needed.sum(axis=-1, keepdims=True) - 1, 0)
+    return _drop_below(scores, mx.take_along_axis(ranked, last, axis=-1))
+
+
+def _drop_below(scores: mx.array, threshold: mx.array) -> mx.array:
+    return mx.where(scores < threshold, -float("inf"), scores)
 
 
 def make_processors(
