@@ -91,7 +91,7 @@ class SimEngine(Engine):
         prompt = render_prompt(self._text, request.prompt)
         limit = self._options.context_length or self._profile.context_length
         room = limit - len(prompt.token_ids)
-        if room < 1:
+        if room < (0 if request.max_tokens == 0 else 1):
             raise ContextTooLongError(
                 f"The prompt has {len(prompt.token_ids)} tokens; the context holds {limit}, answer included."
             )
