@@ -2,6 +2,7 @@
 
 SHELL := /bin/bash
 BIN := .venv/bin
+CODE := src tests scripts
 # A test must not fail because all cores of a busy machine are asked to work on one small matrix.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEMETRY=1
 
@@ -27,16 +28,16 @@ demo: setup-demo
 	@$(BIN)/python scripts/demo.py
 
 lint: setup
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
 	$(BIN)/mypy
 
 test: lint
 	@$(TEST_ENV) $(BIN)/python -m pytest
 
 format: setup
-	$(BIN)/ruff check --fix .
-	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
 
 docs: setup
 	$(BIN)/python scripts/write_docs.py
