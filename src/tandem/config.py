@@ -28,6 +28,9 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
     port: int = Field(52415, ge=0, le=65535, description="Port of the HTTP server; 0 takes a free one.")
     api_key: str = Field("", description="When set, every request needs `Authorization: Bearer <key>`.")
+    allowed_origins: str = Field(
+        "", description="Web pages beside this machine's own that may use the node: origins, by commas; `*` for all."
+    )
     max_body_bytes: int = Field(32 << 20, gt=0, description="Largest accepted request body.")
 
     max_batch: int = Field(8, gt=0, description="Requests an instance decodes at the same time.")

@@ -6,6 +6,7 @@ TandemError
 │   ├── ContextTooLongError    400  prompt + answer do not fit the model's context
 │   └── UnsupportedError       400  well-formed, but this model or build cannot do it
 ├── AuthenticationError        401  an API key is set and the request lacks it
+├── ForbiddenError             403  a web page, or a name, that is not welcome here
 ├── NotFoundError              404  no such model, instance, request, ...
 ├── PayloadTooLargeError       413  the body is over the configured limit
 ├── EngineError                500  the engine failed while it worked on this request
@@ -73,6 +74,11 @@ class UnsupportedError(InvalidRequestError):
 class AuthenticationError(TandemError):
     status = 401
     code = "invalid_api_key"
+
+
+class ForbiddenError(TandemError):
+    status = 403
+    code = "forbidden_origin"
 
 
 class NotFoundError(TandemError):

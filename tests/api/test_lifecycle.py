@@ -222,7 +222,7 @@ async def test_a_slow_reader_gets_everything(server: HttpServer, node: DoubleNod
     node.play = play
     payload = json.dumps(STREAM).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 16)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {len(payload)}\r\n\r\n"
     writer.write(head.encode() + payload)
     await reader.readuntil(b"\r\n\r\n")
     assert (await asyncio.wait_for(httpx_get(server, "/health"), 5)).status_code == 200
@@ -240,7 +240,7 @@ async def test_a_reader_that_stops_and_leaves_cancels(server: HttpServer, node: 
     node.play = lambda request: [*(TextDelta("x" * 10_000) for _ in range(5_000)), asyncio.Event()]
     payload = json.dumps(STREAM).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 12)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload)
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload)
     await reader.readuntil(b"\r\n\r\n")
     writer.transport.abort()
     await asyncio.wait_for(node.was_cancelled.wait(), 5)

@@ -66,5 +66,5 @@ def test_nothing_promises_422() -> None:
         for status in operation["responses"]
     }
     assert "422" not in statuses
-    assert {"200", "400", "401", "404", "413", "499", "500", "503", "504"} == statuses
+    assert {"200", "400", "401", "403", "404", "413", "499", "500", "503", "504"} == statuses
     assert "HTTPValidationError" not in document["components"]["schemas"]

@@ -26,7 +26,7 @@ router = APIRouter(tags=["node"])
     "/health",
     summary="Can this node answer?",
     response_model=Health,
-    responses=errors(401) | {503: {"model": Health, "description": "No engine can serve"}},
+    responses=errors(401, 403) | {503: {"model": Health, "description": "No engine can serve"}},
 )
 async def health(request: Request) -> Response:
     """200 while at least one instance is ready; 503 with the reason while none is."""
@@ -60,7 +60,7 @@ def _reason(statuses: list[InstanceStatus]) -> str:
 @router.get(
     "/metrics",
     summary="Prometheus metrics",
-    responses=errors(401) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+    responses=errors(401, 403) | {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
     response_class=Response,
 )
 async def metrics(request: Request) -> Response:
@@ -74,14 +74,14 @@ async def metrics(request: Request) -> Response:
     return Response(await asyncio.to_thread(context.metrics.render, samples), headers={"content-type": CONTENT_TYPE})
 
 
-@router.get("/node_id", summary="This node's id", response_model=str, responses=errors(401))
+@router.get("/node_id", summary="This node's id", response_model=str, responses=errors(401, 403))
 async def node_id(request: Request) -> Response:
     """The id as a JSON string. It stays the same over restarts."""
     return _json(msgspec.json.encode(context_of(request).node.node_id))
 
 
 @router.post(
-    "/v1/cancel/{command_id}", summary="Cancel a request", response_model=Cancelled, responses=errors(401, 404)
+    "/v1/cancel/{command_id}", summary="Cancel a request", response_model=Cancelled, responses=errors(401, 403, 404)
 )
 async def cancel(request: Request, command_id: str) -> Response:
     """End a running request. `command_id` is the `id` of its chunks, which `X-Request-Id` carries, too."""

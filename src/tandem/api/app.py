@@ -17,6 +17,7 @@ from tandem.api.errors import envelope, error_response, status_response
 from tandem.api.middleware import Authentication, Counting
 from tandem.api.openai import models, routes
 from tandem.api.openapi import install_openapi
+from tandem.api.origins import OriginGuard
 from tandem.config import Settings
 from tandem.errors import InvalidRequestError, TandemError
 
@@ -38,6 +39,9 @@ def create_app(node: Node, settings: Settings) -> FastAPI:
     app.add_exception_handler(Exception, _unexpected_error)
     if settings.api_key:
         app.add_middleware(Authentication, api_key=settings.api_key)
+    app.add_middleware(
+        OriginGuard, allowed=settings.allowed_origins, host=settings.host, has_key=bool(settings.api_key)
+    )
     app.add_middleware(Counting, metrics=context.metrics)
     install_openapi(app)
     return app

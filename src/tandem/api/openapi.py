@@ -20,6 +20,7 @@ _REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, BenchChatRequest, Complet
 _MEANINGS = {
     400: "The request is wrong: `error.message` says what to change",
     401: "The API key is missing or wrong",
+    403: "A web page, or a host name, that is not welcome here",
     404: "No such model, route or request",
     413: "The body is too large",
     499: "The request was cancelled",

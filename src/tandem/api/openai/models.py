@@ -24,8 +24,8 @@ _STARTED = int(time.time())
 Status = Literal["ready", "downloaded"]
 
 
-@router.get("/v1/models", summary="List models", response_model=ModelList, responses=errors(400, 401))
-@router.get("/models", summary="List models", response_model=ModelList, responses=errors(400, 401))
+@router.get("/v1/models", summary="List models", response_model=ModelList, responses=errors(400, 401, 403))
+@router.get("/models", summary="List models", response_model=ModelList, responses=errors(400, 401, 403))
 async def list_models(request: Request, status: Status | None = None) -> Response:
     """Served models first, then those that are only on disk. `status` narrows it down to `ready` or `downloaded`."""
     models = await _models(context_of(request), status)
@@ -33,7 +33,10 @@ async def list_models(request: Request, status: Status | None = None) -> Respons
 
 
 @router.get(
-    "/v1/models/{model_id:path}", summary="Describe a model", response_model=ModelObject, responses=errors(401, 404)
+    "/v1/models/{model_id:path}",
+    summary="Describe a model",
+    response_model=ModelObject,
+    responses=errors(401, 403, 404),
 )
 async def get_model(request: Request, model_id: str) -> Response:
     """One model by its id or an alias of it."""
