@@ -188,7 +188,7 @@ async def ask(host: str, port: int, path: str, body: dict[str, Any], deadline: f
                 return await answer
             finally:
                 transport.abort()
-    except OSError as error:
-        raise UnavailableError(f"Nothing answers at {host}:{port}: {error}") from error
     except TimeoutError as error:
         raise DeadlineError(f"{host}:{port} did not finish an answer within {deadline:.0f} s.") from error
+    except OSError as error:  # of which TimeoutError is one
+        raise UnavailableError(f"Nothing answers at {host}:{port}: {error}") from error

@@ -54,7 +54,7 @@ async def bench_serve(plan: Plan, folder: Path | None, *, sim: bool, work: Path,
 # ------------------------------------------------------------------------------------------------------- comparison
 
 
-class _Pairs:
+class Pairs:
     """Answers of both servers to the same prompts."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ async def _copy(source: Path, target: Path) -> None:
 async def _rounds(
     plan: Plan, tandem: Target, mlx_lm: Target, prompts: PromptMaker, say: Say
 ) -> tuple[list[Comparison], Delay, Delay, Agreement]:
-    pairs = _Pairs()
+    pairs = Pairs()
     batches: dict[int, tuple[list[Batch], list[Batch]]] = {streams: ([], []) for streams in plan.streams}
     delays: tuple[list[Answer], list[Answer]] = ([], [])
     turns: tuple[list[Answer], list[Answer]] = ([], [])
@@ -173,7 +173,7 @@ async def measure_sim(plan: Plan, work: Path, say: Say) -> SimLoad:
     target = tandem_server(f"sim:decode_tps={plan.sim_tps:g}", work, name="tandem-sim", batch=plan.sim_streams)
     batches: list[Batch] = []
     async with target.process:
-        await run_batch(target, [story("warm-up", 20)] * 8, 8, ignore_eos=True)
+        await run_batch(target, [story("warm-up", 20)] * plan.sim_streams, 8, ignore_eos=True)
         for number in range(plan.sim_rounds):
             say(f"round {number + 1} of {plan.sim_rounds}: {plan.sim_streams} simulated streams")
             texts = [story(f"{number} {k}", 20) for k in range(plan.sim_streams)]
