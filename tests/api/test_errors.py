@@ -190,7 +190,8 @@ async def test_streamed_body_too_large(client: httpx.AsyncClient, node: DoubleNo
 async def test_a_lying_content_length(client: httpx.AsyncClient, server: object) -> None:
     url = client.base_url
     reader, writer = await asyncio.open_connection(url.host, url.port)
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n")
+    request = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    writer.write(request + b"Content-Length: 99999999999999999999\r\n\r\n")
     head = await reader.readuntil(b"\r\n")
     assert head.split()[1] in (b"400", b"413")
     writer.close()

@@ -240,7 +240,8 @@ async def test_a_reader_that_stops_and_leaves_cancels(server: HttpServer, node: 
     node.play = lambda request: [*(TextDelta("x" * 10_000) for _ in range(5_000)), asyncio.Event()]
     payload = json.dumps(STREAM).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 12)
-    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(payload)}\r\n\r\n".encode() + payload)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(payload)}\r\n\r\n"
+    writer.write(head.encode() + payload)
     await reader.readuntil(b"\r\n\r\n")
     writer.transport.abort()
     await asyncio.wait_for(node.was_cancelled.wait(), 5)
