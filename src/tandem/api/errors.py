@@ -10,7 +10,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 from starlette.responses import Response
 
-from tandem.errors import InvalidRequestError, TandemError
+from tandem.errors import ContextTooLongError, InvalidRequestError, TandemError
 
 _TYPES = {
     400: "invalid_request_error",
@@ -42,7 +42,11 @@ class ErrorBody(BaseModel):
 
 def error_body(error: TandemError) -> bytes:
     """`error` as JSON text in OpenAI's shape."""
-    return envelope(error.status, error.message, error.code, error.param)
+    message = error.message
+    if isinstance(error, ContextTooLongError):
+        # Agents and routers that shorten a conversation, or choose another model, look for these words.
+        message = f"The prompt is too long. {message}"
+    return envelope(error.status, message, error.code, error.param)
 
 
 def envelope(
