@@ -1,0 +1,223 @@
+"""Bytes over one connected socket, plain or TLS, in and out of buffers that already exist.
+
+Sockets are non-blocking and every wait goes through `poll`, together with a wake-up pipe: so a wait has two deadlines
+(none of the bytes came for a while; the whole took too long), and another thread can interrupt it. One thread owns a
+transport; only `wake` and `abort` may be called from others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from tandem.errors import CancelledError, PeerLostError, PeerSilentError
+
+_MAX_VECTORS = 512
+"""Buffers per system call; all platforms take 1024."""
+
+
+class Patience(NamedTuple):
+    """How long to wait: `idle` seconds without a single byte, and never beyond `until` (monotonic clock)."""
+
+    idle: float
+    until: float = float("inf")
+
+    @classmethod
+    def total(cls, seconds: float) -> Patience:
+        """Wait no longer than this in all."""
+        return cls(seconds, time.monotonic() + seconds)
+
+
+class Transport:
+    """Owns a connected socket. Not thread-safe but for `wake` and `abort`.
+
+    Attributes:
+        sent, received: bytes so far, without TLS's own.
+        interrupted: asked after a `wake` in the middle of a transfer; True ends that in `CancelledError`.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        with contextlib.suppress(OSError):
+            # Control frames are small and awaited. A Unix socket has no such option.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = sock
+        self._tls = sock if isinstance(sock, ssl.SSLSocket) else None
+        self._woken, self._waker = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._waker, False)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._poll.register(self._woken, select.POLLIN)
+        # `wake` must not write to a descriptor that `close` gave back and somebody else got.
+        self._lock = threading.Lock()
+        self._aborted = False
+        self._closed = False
+        self.interrupted: Callable[[], bool] | None = None
+        self.sent = 0
+        self.received = 0
+
+    # ------------------------------------------------------------------------------------------- from other threads
+
+    def wake(self) -> None:
+        """End a `wait_readable` early."""
+        with self._lock:
+            if not self._closed:
+                with contextlib.suppress(BlockingIOError):  # full: a wake-up is pending already
+                    os.write(self._waker, b"\0")
+
+    def abort(self) -> None:
+        """Make every wait, the present one included, end in `CancelledError`."""
+        self._aborted = True
+        self.wake()
+
+    # -------------------------------------------------------------------------------------------------- owner's side
+
+    def handshake(self, patience: Patience) -> None:
+        """Do the TLS handshake.
+
+        Raises:
+            ssl.SSLError: the peer has no certificate of our authority, or speaks something else.
+            PeerLostError, PeerSilentError: the connection ended or a deadline passed.
+        """
+        while self._tls is not None:
+            try:
+                self._tls.do_handshake()
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, patience)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, patience)
+            except ssl.SSLError:
+                raise
+            except OSError as error:
+                raise PeerLostError(f"The connection ended in the TLS handshake ({error}). Is the peer up?") from error
+            else:
+                return
+
+    def send(self, views: Sequence[memoryview | bytes], patience: Patience) -> None:
+        """Send all bytes of all buffers, in order, without joining them.
+
+        Raises:
+            PeerLostError, PeerSilentError, CancelledError: as for every wait.
+        """
+        pending = [memoryview(view) for view in views if len(view)]
+        while pending:
+            try:
+                if self._tls is not None:
+                    count = self._tls.send(pending[0])
+                else:
+                    count = self._socket.sendmsg(pending[:_MAX_VECTORS])
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                self._wait(select.POLLOUT, patience)
+            except ssl.SSLWantReadError:
+                self._wait(select.POLLIN, patience)
+            except OSError as error:
+                raise PeerLostError(f"The peer closed the connection ({error}). Is it still up?") from error
+            else:
+                self.sent += count
+                pending = _after(pending, count)
+
+    def receive(self, views: Sequence[memoryview], patience: Patience) -> None:
+        """Fill all buffers, in order.
+
+        Raises:
+            PeerLostError: the connection ended before they were full.
+            PeerSilentError, CancelledError: as for every wait.
+        """
+        pending = [view for view in views if len(view)]
+        while pending:
+            try:
+                if self._tls is not None or len(pending) == 1:
+                    count = self._socket.recv_into(pending[0])
+                else:
+                    count = self._socket.recvmsg_into(pending[:_MAX_VECTORS])[0]
+            except (BlockingIOError, ssl.SSLWantReadError):
+                self._wait(select.POLLIN, patience)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, patience)
+            except OSError as error:
+                raise PeerLostError(f"The connection broke ({error}). Is the peer still up?") from error
+            else:
+                if not count:
+                    raise PeerLostError("The peer closed the connection in the middle. Is it still up?")
+                self.received += count
+                pending = _after(pending, count)
+
+    def wait_readable(self, patience: Patience) -> Literal["readable", "woken", "late"]:
+        """Wait for a first byte (or the end of the stream), a `wake`, or a deadline.
+
+        Raises:
+            CancelledError: the transport was aborted.
+        """
+        if self._tls is not None and self._tls.pending():
+            return "readable"
+        return self._poll_for(select.POLLIN, patience)
+
+    def readable(self) -> bool:
+        """Whether a byte, or the end of the stream, is there already."""
+        if self._tls is not None and self._tls.pending():
+            return True
+        self._poll.modify(self._socket, select.POLLIN)
+        return any(descriptor != self._woken for descriptor, _ in self._poll.poll(0))
+
+    def _wait(self, event: int, patience: Patience) -> None:
+        """Wait, in the middle of something, until the socket is ready."""
+        while (outcome := self._poll_for(event, patience)) != "readable":
+            if outcome == "late":
+                raise PeerSilentError("The peer did nothing for too long. Check whether it hangs, or the link.")
+            if self.interrupted is not None and self.interrupted():
+                raise CancelledError("The hand-off was cancelled.")
+
+    def _poll_for(self, event: int, patience: Patience) -> Literal["readable", "woken", "late"]:
+        now = time.monotonic()
+        self._poll.modify(self._socket, event)
+        remaining = min(patience.idle, patience.until - now)
+        if self._aborted:
+            raise CancelledError("The hand-off was cancelled: this side is closing.")
+        ready = self._poll.poll(max(0.0, min(remaining * 1000 + 1, 1e9)))
+        woken = any(descriptor == self._woken for descriptor, _ in ready)
+        if woken:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._woken, 4096)
+        if self._aborted:
+            raise CancelledError("The hand-off was cancelled: this side is closing.")
+        if woken:
+            return "woken"
+        return "readable" if ready else "late"
+
+    def peer_name(self) -> str | None:
+        """The common name in the peer's certificate; None without TLS."""
+        if self._tls is None:
+            return None
+        certificate: dict[str, Any] = self._tls.getpeercert() or {}
+        for pairs in certificate.get("subject", ()):
+            for key, value in pairs:
+                if key == "commonName":
+                    return str(value)
+        return None
+
+    def close(self) -> None:
+        """Close the socket. Idempotent; by the owner only, after its last wait."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._socket.close()
+            os.close(self._waker)
+            os.close(self._woken)
+
+
+def _after(views: list[memoryview], count: int) -> list[memoryview]:
+    """What of the buffers comes after their first `count` bytes."""
+    for index, view in enumerate(views):
+        if count < len(view):
+            return [view[count:], *views[index + 1 :]]
+        count -= len(view)
+    return []
