@@ -13,7 +13,6 @@ from .drive import Answered, Reference, assert_same, collect, drain, greedy, run
 
 BLOCK = 64
 STEP = 256
-CHUNK = 64
 TIES_ALLOWED = 2
 """Of all the comparisons of one test; every tie is proven from mlx-lm's own log-probabilities."""
 
@@ -31,18 +30,19 @@ def around(*points: int) -> list[int]:
 
 @pytest.mark.parametrize("kind", tiny.ALL_KINDS)
 def test_every_boundary(kind: str, tiny_engine: Callable[..., Any], tiny_reference: Callable[[str], Reference]) -> None:
-    reference = tiny_reference(kind)
     lengths = [1, 2, 3, *around(tiny.WINDOW, BLOCK, 2 * BLOCK, STEP)]
+    prompts = [words(length, length) for length in lengths]
+    expected = [tiny_reference(kind).generate(prompt, 4) for prompt in prompts]
     ties = 0
-    for chunk in (0, CHUNK, 17):
+    for chunk, longest in ((0, STEP + 2), (BLOCK, STEP + 2), (17, BLOCK + 2)):
         engine = tiny_engine(kind, prefill_chunk=chunk, prefix_cache_bytes=0)
-        for length in lengths:
-            prompt = words(length, length)
-            (answer,) = run(engine, greedy(prompt, 6))
-            expected = reference.generate(prompt, 6, prefill_step_size=chunk or STEP)
-            ties += assert_same(answer.tokens, expected, (kind, chunk, length))
-            assert answer.accepted.prompt_tokens == length
-            assert answer.finished.usage.completion_tokens == 6
+        for prompt, wanted in zip(prompts, expected, strict=True):
+            if len(prompt) > longest:
+                continue
+            (answer,) = run(engine, greedy(prompt, 4))
+            ties += assert_same(answer.tokens, wanted, (kind, chunk, len(prompt)))
+            assert answer.accepted.prompt_tokens == len(prompt)
+            assert answer.finished.usage.completion_tokens == 4
     assert ties <= TIES_ALLOWED
 
 
@@ -52,7 +52,7 @@ def test_an_answer_across_boundaries(
 ) -> None:
     """The cache wraps around its window, and grows by a step, while the answer is written."""
     engine = tiny_engine(kind)
-    requests = [(words(1, 3), 90), (words(2, 20), 40), (words(3, STEP - 8), 24)]
+    requests = [(words(1, 3), 60), (words(2, 20), 30), (words(3, STEP - 6), 12)]
     ties = 0
     for prompt, count in requests:
         (answer,) = run(engine, greedy(prompt, count))
@@ -64,13 +64,13 @@ def test_an_answer_across_boundaries(
 def test_batch_that_joins_and_leaves(
     kind: str, tiny_engine: Callable[..., Any], tiny_reference: Callable[[str], Reference]
 ) -> None:
-    engine = tiny_engine(kind, prefill_chunk=CHUNK, max_batch=8)
+    engine = tiny_engine(kind, prefill_chunk=BLOCK, max_batch=8)
     generator = random.Random(kind)
     waiting = []
-    for index in range(28):
+    for index in range(20):
         length = generator.choice([1, 2, 3, 5, 9, 23, 24, 25, 40, 63, 64, 65, 66, 90, 130])
-        waiting.append((words(100 + index, length), generator.randrange(1, 40)))
-    cancelled = set(generator.sample(range(28), 5))
+        waiting.append((words(100 + index, length), generator.randrange(1, 30)))
+    cancelled = set(generator.sample(range(20), 4))
     answers: dict[str, Answered] = {}
     running: dict[str, int] = {}
     peak = 0
@@ -89,7 +89,7 @@ def test_batch_that_joins_and_leaves(
     ties = 0
     for request_id, index in running.items():
         prompt, count = waiting[index]
-        expected = tiny_reference(kind).generate(prompt, count, prefill_step_size=CHUNK)
+        expected = tiny_reference(kind).generate(prompt, count, prefill_step_size=BLOCK)
         tokens = answers[request_id].tokens
         if index in cancelled:
             expected.tokens[len(tokens) :] = []
@@ -145,11 +145,11 @@ def test_prefix_hits_beside_running_answers(
     engine = tiny_engine(kind)
     generator = random.Random(3)
     system = words(20, 80)
-    conversations = [system + words(30 + index, generator.randrange(3, 60)) for index in range(6)]
+    conversations = [system + words(30 + index, generator.randrange(3, 60)) for index in range(5)]
     ties = 0
     hits = 0
     for turn in range(3):
-        counts = [generator.randrange(4, 30) for _ in conversations]
+        counts = [generator.randrange(4, 20) for _ in conversations]
         requests = [greedy(prompt, count) for prompt, count in zip(conversations, counts, strict=True)]
         for index, answer in enumerate(run(engine, *requests)):
             expected = tiny_reference(kind).generate(conversations[index], counts[index])
@@ -157,7 +157,7 @@ def test_prefix_hits_beside_running_answers(
             if turn:
                 hits += answer.accepted.cached_tokens >= len(system)
             conversations[index] = [*conversations[index], *expected.tokens, *words(50 + index, 9)]
-    assert hits >= 10
+    assert hits >= 8
     assert ties <= TIES_ALLOWED
 
 

@@ -54,7 +54,7 @@ def test_greedy_answers(kind: str, bits: int, wide_folder: Callable[..., Path]) 
     folder = wide_folder(kind)
     reference = Reference(folder)
     engine = make_engine(folder, kv_bits=bits, prefix_cache_bytes=64 << 20)
-    lengths = [1, 2, 3, 30, 63, 64, 65, 66, 130, 257, 300]
+    lengths = [1, 2, 3, 64, 65, 66, 257]
 
     def expect(prompt: list[int], count: int) -> Any:
         cache = quantised_cache(reference, 64, bits)
@@ -63,9 +63,9 @@ def test_greedy_answers(kind: str, bits: int, wide_folder: Callable[..., Path]) 
     ties = 0
     prompts = [words(index, length) for index, length in enumerate(lengths)]
     for prompt in prompts:
-        (answer,) = run(engine, greedy(prompt, 8))
-        ties += assert_same(answer.tokens, expect(prompt, 8), (kind, bits, len(prompt)))
-    turns = [[*prompt, *expect(prompt, 8).tokens, *words(99, 20)] for prompt in prompts[3:]]
+        (answer,) = run(engine, greedy(prompt, 6))
+        ties += assert_same(answer.tokens, expect(prompt, 6), (kind, bits, len(prompt)))
+    turns = [[*prompt, *expect(prompt, 6).tokens, *words(99, 20)] for prompt in prompts[3:]]
     answers = run(engine, *(greedy(turn, 10) for turn in turns))
     for turn, answer in zip(turns, answers, strict=True):
         ties += assert_same(answer.tokens, expect(turn, 10), (kind, bits, len(turn)))
@@ -95,8 +95,8 @@ def test_a_smaller_group_where_it_must_be(wide_folder: Callable[..., Path]) -> N
     reference = Reference(folder)
     engine = make_engine(folder, kv_bits=8)
     prompt = words(1, 70)
-    (answer,) = run(engine, greedy(prompt, 8))
-    expected = reference.generate(prompt, 8, prompt_cache=quantised_cache(reference, 32, 8))
+    (answer,) = run(engine, greedy(prompt, 6))
+    expected = reference.generate(prompt, 6, prompt_cache=quantised_cache(reference, 32, 8))
     assert_same(answer.tokens, expected)
 
 
