@@ -50,6 +50,13 @@ class Settings(BaseSettings):
         "auto", description="Weights as `float32`, `bfloat16` or `float16`; `auto` picks the platform's fastest."
     )
 
+    kv_host: str = Field("127.0.0.1", description="Address of the KV port, where other nodes have prompts prefilled.")
+    kv_port: int = Field(-1, ge=-1, le=65535, description="The KV port: -1 opens none, 0 takes a free one.")
+    prefill_peers: str = Field("", description="KV ports (`host:port`, by commas) that may prefill for this node.")
+    cluster_secret: str = Field(
+        "", description="Shared by all nodes: the KV port then speaks mutual TLS. At least 16 characters."
+    )
+
     load_deadline: float = Field(
         600.0, gt=0, description="A model that makes no loading progress for this long is given up."
     )

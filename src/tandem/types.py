@@ -211,6 +211,32 @@ class Usage(msgspec.Struct, frozen=True, array_like=True):
     reasoning_tokens: int = 0
 
 
+class HandoffStatistics(msgspec.Struct, frozen=True):
+    """Where a prompt was prefilled, and what that took. Times in seconds.
+
+    Attributes:
+        prefill: `local`; `remote`; `partial` when a hand-off broke off and the rest was computed here.
+        reason: why, in one sentence.
+        peer, codec: of the hand-off, if there was one.
+        remote_tokens, local_tokens: prompt tokens that the peer's entries, and own work, supplied; the other ones came
+            from the prefix cache.
+        bytes: received, as sent.
+        queued_seconds, computing_seconds: at the peer.
+        exposed_seconds: of the transfer that computing did not hide, round trips included.
+    """
+
+    prefill: Literal["local", "remote", "partial"] = "local"
+    reason: str = ""
+    peer: str | None = None
+    codec: str | None = None
+    remote_tokens: int = 0
+    local_tokens: int = 0
+    bytes: int = 0
+    queued_seconds: float = 0.0
+    computing_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+
+
 class Statistics(msgspec.Struct, frozen=True):
     """What one request cost. Times in seconds, rates in tokens per second, memory in bytes.
 
@@ -231,6 +257,7 @@ class Statistics(msgspec.Struct, frozen=True):
     prompt_tps: float = 0.0
     generation_tps: float = 0.0
     peak_memory: int = 0
+    handoff: HandoffStatistics = HandoffStatistics()
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True, tag="finished"):

@@ -33,6 +33,7 @@ class InstanceStatus:
         progress: layers loaded, while it loads.
         running: requests submitted and not ended.
         created: unix time.
+        kv_address: host and port where it prefills for other nodes, if it does.
     """
 
     instance_id: str
@@ -47,6 +48,7 @@ class InstanceStatus:
     restarts: int
     created: float
     pid: int | None
+    kv_address: tuple[str, int] | None
 
 
 @dataclass(slots=True)
@@ -75,6 +77,7 @@ class _Instance:
             restarts=supervisor.restarts,
             created=self.created,
             pid=supervisor.pid,
+            kv_address=supervisor.kv_address,
         )
 
 
@@ -141,6 +144,11 @@ class Node:
             dtype=settings.dtype,
             sampling_defaults=defaults.model_dump(exclude_none=True) if defaults is not None else {},
             profile=profile or {},
+            prefill_peers=tuple(peer.strip() for peer in settings.prefill_peers.split(",") if peer.strip()),
+            kv_host=settings.kv_host,
+            kv_port=settings.kv_port,
+            cluster_secret=settings.cluster_secret,
+            node_id=self.node_id,
         )
 
     @property

@@ -6,15 +6,18 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
+from tandem.kv.transfer import Outcome
 from tandem.models.output.processor import OutputProcessor
 from tandem.models.output.scores import TokenScore, describe_score
 from tandem.models.prompt import RenderedPrompt
 from tandem.models.text import TextModel
+from tandem.placement.handoff import Decision
 from tandem.types import (
     Accepted,
     Event,
     Finished,
     GenerationRequest,
+    HandoffStatistics,
     PromptScored,
     Statistics,
     TextPrompt,
@@ -54,6 +57,9 @@ class Answer:
         self._output = output
         self._eos_ids = frozenset[int]() if request.ignore_eos else eos_ids
         self._cached = 0
+        self._reason = ""
+        self._outcome: Outcome | None = None
+        self._remote_tokens = 0
         self.arrived = arrived
         self._peak_memory = peak_memory
         self._started = self._prefilled = self._first = self._last = arrived
@@ -63,6 +69,15 @@ class Answer:
         self._started = time.monotonic()
         self._cached = cached
         return Accepted(len(self.prompt.token_ids), cached)
+
+    def decided(self, decision: Decision) -> None:
+        """Whether another node is asked to prefill, and why."""
+        self._reason = decision.reason
+
+    def received(self, outcome: Outcome, tokens: int) -> None:
+        """Another node's prefill ended; `tokens` of it are used."""
+        self._outcome = outcome
+        self._remote_tokens = tokens
 
     def prefilled(self) -> None:
         """The prompt is in the cache."""
@@ -117,6 +132,26 @@ class Answer:
             prompt_tps=(prompt_tokens - self._cached) / reading if reading > 0 else 0.0,
             generation_tps=(self.generated - 1) / decode if decode > 0 else 0.0,
             peak_memory=self._peak_memory(),
+            handoff=self._handoff(prompt_tokens),
+        )
+
+    def _handoff(self, prompt_tokens: int) -> HandoffStatistics:
+        outcome = self._outcome
+        local = prompt_tokens - self._cached - self._remote_tokens
+        if outcome is None:
+            return HandoffStatistics(reason=self._reason, local_tokens=local)
+        whole = outcome.error is None
+        return HandoffStatistics(
+            prefill="remote" if whole else "partial" if self._remote_tokens else "local",
+            reason=self._reason if whole else f"{outcome.peer}: {outcome.error}",
+            peer=outcome.peer,
+            codec=outcome.codec,
+            remote_tokens=self._remote_tokens,
+            local_tokens=local,
+            bytes=outcome.payload_bytes,
+            queued_seconds=outcome.queued,
+            computing_seconds=outcome.computing,
+            exposed_seconds=outcome.transferring,
         )
 
 

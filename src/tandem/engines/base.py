@@ -16,6 +16,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from tandem.kv.fingerprint import Fingerprint
+from tandem.kv.job import Producer
+from tandem.kv.layout import Layout
 from tandem.types import EngineLoad, Event, GenerationRequest, ModelInfo
 
 EngineName: TypeAlias = Literal["mlx", "sim"]
@@ -49,6 +52,10 @@ class EngineOptions(msgspec.Struct, frozen=True):
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         sampling_defaults: the model card's values for unset sampling fields.
         profile: speeds and faults of the `sim` engine.
+        prefill_peers: `host:port` of KV ports that may prefill for this instance.
+        kv_host, kv_port: where this instance's own KV port listens; port -1 for none, 0 for a free one.
+        cluster_secret: shared by all nodes; empty for none.
+        node_id: this node's name in certificates.
     """
 
     engine: EngineName
@@ -63,11 +70,24 @@ class EngineOptions(msgspec.Struct, frozen=True):
     dtype: str = "auto"
     sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
+    prefill_peers: tuple[str, ...] = ()
+    kv_host: str = "127.0.0.1"
+    kv_port: int = -1
+    cluster_secret: str = ""
+    node_id: str = ""
 
     @property
     def folder(self) -> Path:
         """`path` as a path."""
         return Path(self.path)
+
+
+class KvPlane(NamedTuple):
+    """What a KV port needs of an engine that can prefill for others."""
+
+    layout: Layout
+    fingerprint: Fingerprint
+    producer: Producer
 
 
 class Prepared(ABC):
@@ -77,7 +97,13 @@ class Prepared(ABC):
 
 
 class Engine(ABC):
-    """One loaded model, able to work on several requests at a time."""
+    """One loaded model, able to work on several requests at a time.
+
+    Attributes:
+        wake: set by the runner; the engine's own threads call it when `has_work` may have become true.
+    """
+
+    wake: Callable[[], None] = staticmethod(lambda: None)
 
     @abstractmethod
     def load(self, report: Callable[[LoadProgress], None]) -> ModelInfo:
@@ -123,6 +149,10 @@ class Engine(ABC):
     @abstractmethod
     def load_now(self) -> EngineLoad:
         """How busy the engine is. Callable from any thread."""
+
+    def kv_plane(self) -> KvPlane | None:
+        """What other nodes need to have prompts prefilled here; None if this engine cannot do that."""
+        return None
 
     @abstractmethod
     def close(self) -> None:

@@ -58,7 +58,13 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
 
 
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
-    """Requests are welcome."""
+    """Requests are welcome.
+
+    Attributes:
+        kv_address: host and port of the runner's KV port, if it has one.
+    """
+
+    kv_address: tuple[str, int] | None = None
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):

@@ -20,6 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from tandem.engines.base import Engine, EngineOptions, Output, Prepared
 from tandem.engines.registry import build_engine
 from tandem.errors import TandemError
+from tandem.kv.server import PrefillServer, ServerOptions
+from tandem.kv.tls import Authority
 from tandem.runner.messages import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -54,6 +56,10 @@ class _Refused:
         self.failure = failure
 
 
+class _Wake:
+    """One of the engine's own threads has something for it."""
+
+
 class Runner:
     """The loop around one engine.
 
@@ -65,7 +71,8 @@ class Runner:
         self._channel = channel
         self._input = channel.makefile("rb", buffering=1 << 16)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[Prepared | _Refused | Cancel | Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Prepared | _Refused | Cancel | Stop | _Wake] = queue.SimpleQueue()
+        self._kv_port: PrefillServer | None = None
         self._preparing: set[str] = set()
         self._cancelled: set[str] = set()
         self._pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
@@ -85,7 +92,7 @@ class Runner:
                 return 2
             self._start_engine(start.options)
             threading.Thread(target=self._read, name="reader", daemon=True).start()
-            self._send(Ready())
+            self._send(Ready(self._open_kv_port(start.options)))
             self._loop()
             status = 0
         except TandemError as error:
@@ -102,10 +109,22 @@ class Runner:
 
     def _start_engine(self, options: EngineOptions) -> None:
         self._engine = build_engine(options)
+        self._engine.wake = lambda: self._inbox.put(_Wake())
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         info = self._engine.load(lambda progress: self._send(Loading(progress.done, progress.total)))
         self._send(Loaded(info))
         self._engine.warm_up()
+
+    def _open_kv_port(self, options: EngineOptions) -> tuple[str, int] | None:
+        plane = self._engine.kv_plane() if options.kv_port >= 0 else None
+        if plane is None:
+            return None
+        identity = Authority(options.cluster_secret).issue(options.node_id) if options.cluster_secret else None
+        listen = ServerOptions(host=options.kv_host, port=options.kv_port, node=options.node_id)
+        self._kv_port = PrefillServer(
+            plane.producer, plane.layout, plane.fingerprint, identity=identity, options=listen
+        )
+        return self._kv_port.address
 
     def _loop(self) -> None:
         engine = self._engine
@@ -113,6 +132,8 @@ class Runner:
             while not self._inbox.empty() or not engine.has_work:
                 message = self._inbox.get()
                 if isinstance(message, Stop):
+                    if self._kv_port is not None:
+                        self._kv_port.close()
                     engine.close()
                     return
                 self._handle(message)
@@ -120,7 +141,9 @@ class Runner:
             if outputs:
                 self._send(Outputs(list(outputs)))
 
-    def _handle(self, message: Prepared | _Refused | Cancel) -> None:
+    def _handle(self, message: Prepared | _Refused | Cancel | _Wake) -> None:
+        if isinstance(message, _Wake):
+            return
         if isinstance(message, Cancel):
             # A request still being prepared is unknown to the engine; remember to drop it when it arrives.
             if message.request_id in self._preparing:

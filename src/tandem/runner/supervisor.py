@@ -66,6 +66,7 @@ class Supervisor:
         self.load: EngineLoad | None = None
         self.progress: LoadProgress | None = None
         self.restarts = 0
+        self.kv_address: tuple[str, int] | None = None
         self._settings = settings
         self._on_change = on_change
         self._runner: RunnerProcess | None = None
@@ -246,6 +247,7 @@ class Supervisor:
         elif isinstance(message, Ready):
             self._moved = self._beaten
             self.error = None
+            self.kv_address = message.kv_address
             self._set_state("ready")
 
     async def _watch(self, runner: RunnerProcess) -> None:

@@ -16,9 +16,10 @@ import mlx.core as mx
 import numpy as np
 
 from tandem.engines.answer import score_prompt
-from tandem.engines.base import Engine, EngineOptions, LoadProgress, Output, Prepared
+from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, Prepared
 from tandem.engines.mlx.cache_kinds import is_batchable
 from tandem.engines.mlx.decode import Decoder
+from tandem.engines.mlx.handoffs import Handoffs
 from tandem.engines.mlx.load import LoadedModel, load, on_accelerator
 from tandem.engines.mlx.logprobs import score
 from tandem.engines.mlx.memory import MemoryBudget, measure_sequence
@@ -62,6 +63,7 @@ class MlxEngine(Engine):
         self._decoder: Decoder
         self._prefix: PrefixCache
         self._memory: MemoryBudget
+        self._handoffs: Handoffs
 
     # ------------------------------------------------------------------------------------------------------- lifetime
 
@@ -73,6 +75,7 @@ class MlxEngine(Engine):
         size = measure_sequence(loaded.make_cache, loaded.model)
         self._memory = MemoryBudget.measure(size, padded=is_batchable(loaded.make_cache()))
         self._prefix = PrefixCache(loaded.make_cache, self._memory.prefix_budget(options.prefix_cache_bytes))
+        self._handoffs = Handoffs(options, loaded, self._prefix, self._chunk, lambda: self.wake())
         self._is_loaded = True
         return ModelInfo(
             model_id=options.model_id,
@@ -124,18 +127,21 @@ class MlxEngine(Engine):
             if sequence.request_id == request_id:
                 self._leave(sequence)
                 return True
-        return False
+        return self._handoffs.cancel(request_id)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._prefilling or self._running)
+        return bool(self._waiting or self._prefilling or self._running) or self._handoffs.has_work
+
+    def kv_plane(self) -> KvPlane:
+        return self._handoffs.plane
 
     def load_now(self) -> EngineLoad:
         if not self._is_loaded:
             return EngineLoad()
         return EngineLoad(
             waiting=len(self._waiting),
-            prefilling=len(self._prefilling),
+            prefilling=len(self._prefilling) + len(self._handoffs.receiving),
             decoding=len(self._running),
             cache_bytes=self._memory.active,
             prefix_cache_bytes=self._prefix.nbytes,
@@ -152,8 +158,12 @@ class MlxEngine(Engine):
         outputs: list[Output] = []
         if self._running:
             self._decode(outputs)
+        self._prefilling.extend(self._handoffs.collect())
         self._admit()
-        if self._prefilling:
+        # Own prompts and those of peers take turns.
+        if self._handoffs.serving and (self._steps % 2 or not self._prefilling):
+            self._handoffs.serve(self._chunk_limit())
+        elif self._prefilling:
             self._prefill(outputs)
         if self._steps % CLEAR_CACHE_STEPS == 0 or not self.has_work:
             mx.clear_cache()
@@ -162,7 +172,7 @@ class MlxEngine(Engine):
 
     def _admit(self) -> None:
         """Let waiting requests in, in order, while there is room in the batch and in memory."""
-        active = [*self._prefilling, *self._running.values()]
+        active = [*self._prefilling, *self._running.values(), *self._handoffs.receiving]
         while self._waiting and len(active) < self._options.max_batch:
             if active and not self._memory.fits(self._reserved([*active, self._waiting[0]])):
                 break
@@ -195,14 +205,19 @@ class MlxEngine(Engine):
     def _prefill_chunk(self, sequence: Sequence, events: list[Event]) -> None:
         prefill = sequence.prefill
         if prefill is None:
-            prefill = sequence.prefill = self._begin(sequence)
+            prefill = self._begin(sequence)
             events.append(sequence.answer.accept(prefill.position))
+            if not prefill.done and self._handoffs.consider(sequence, prefill.cache, prefill.position, 0.0):
+                self._prefilling.remove(sequence)
+                return
+            sequence.prefill = prefill
         if not prefill.done:
             begun = time.monotonic()
             count = prefill.step(self._chunk_limit())
             spent = time.monotonic() - begun
             if count >= SMALLEST_CHUNK:
                 self._prefill_tps += 0.3 * (count / spent - self._prefill_tps)
+                self._handoffs.rates.observe(count, spent)
             if sequence.keeps_prefix:
                 self._prefix.store(prefill.tokens[: prefill.position], prefill.cache, tail=prefill.done)
             if prefill.total > count:
@@ -293,5 +308,6 @@ class MlxEngine(Engine):
         self._prefix.check()
 
     def close(self) -> None:
+        self._handoffs.close()
         self._prefix.clear()
         mx.clear_cache()

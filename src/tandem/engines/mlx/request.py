@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
     from tandem.engines.mlx.prefill import Prefill
+    from tandem.engines.mlx.remote import RemotePrefill
 
 RESERVE_TOKENS = 512
 """Of an answer of unknown length, the part that memory is set aside for before it begins."""
@@ -34,6 +35,8 @@ class Sequence(Prepared):
         tokens: the prompt.
         reserved: bytes set aside for its cache.
         prefill: while the prompt is processed.
+        remote: while another node processes the prompt.
+        may_hand_off: another node may be asked to.
         broken: set when a processor of this sequence failed.
         sound_tokens: generated tokens that were chosen before that.
     """
@@ -53,6 +56,8 @@ class Sequence(Prepared):
         self.reserved = reserved
         self.number = 0
         self.prefill: Prefill | None = None
+        self.remote: RemotePrefill | None = None
+        self.may_hand_off = True
         self.broken: TandemError | None = None
         self.sound_tokens = 0
 

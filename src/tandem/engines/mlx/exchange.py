@@ -1,0 +1,104 @@
+"""Cache entries out of a cache into a prefill job, and out of a staging into a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import mlx.core as mx
+from mlx.utils import tree_map
+
+from tandem.engines.mlx.cache_kinds import entry_count, kind_of, leaves, put_entries, take_entries
+from tandem.engines.mlx.layout import (
+    entries_of,
+    named_parts,
+    set_state_arrays,
+    state_arrays,
+    to_mlx,
+    to_numpy,
+)
+from tandem.kv.job import PrefillJob
+from tandem.kv.layout import Layout
+from tandem.kv.staging import Staging
+
+
+class _Taken(NamedTuple):
+    layer: int
+    part: int
+    token: int
+    array: mx.array
+    is_state: bool
+
+
+def emit(job: PrefillJob, cache: list[Any], start: int, end: int) -> None:
+    """Hand over what a cache that has seen `end` tokens holds of the tokens `[start, end)`, and states that are due.
+
+    Raises:
+        CancelledError: nobody wants it any more.
+    """
+    taken: list[_Taken] = []
+    for index, leaf in enumerate(leaves(cache)):
+        if kind_of(leaf) == "state":
+            if index in job.plan.layers and end in job.plan.checkpoints:
+                taken.extend(
+                    _Taken(index, number, end, mx.contiguous(array), True)
+                    for number, (_, array) in enumerate(state_arrays(leaf))
+                )
+            continue
+        for span in job.needs(index, start, end):
+            entries = take_entries(leaf, span.start, span.end)
+            first = span.end - entry_count(entries)
+            if entries is not None:
+                taken.extend(
+                    _Taken(index, number, first, array, False) for number, (_, array) in enumerate(named_parts(entries))
+                )
+    mx.eval([one.array for one in taken])
+    for one in taken:
+        if one.is_state:
+            job.emit_state(one.layer, one.part, one.token, to_numpy(one.array))
+        else:
+            job.emit(one.layer, one.part, one.token, to_numpy(one.array)[0])
+
+
+def commit(
+    make_cache: Callable[[], list[Any]],
+    layout: Layout,
+    held: list[Any],
+    start: int,
+    staging: Staging,
+    end: int,
+    template: list[Any],
+) -> list[Any]:
+    """A fresh cache that has seen `end` tokens: the first `start` from `held`, the rest from `staging`.
+
+    Neither is changed. `end` must not be beyond `staging.complete_through()`.
+
+    Args:
+        template: a cache of the same model that has seen tokens, for the parts of a state that are no arrays.
+
+    Raises:
+        HandoffError: something is not in the staging.
+    """
+    cache = make_cache()
+    parts = zip(leaves(cache), leaves(held), leaves(template), layout.layers, strict=True)
+    for index, (leaf, source, shape, layer) in enumerate(parts):
+        if layer.kind == "state":
+            arrays = [
+                to_mlx(staging.state(index, number, end), state.dtype) for number, state in enumerate(layer.states)
+            ]
+            set_state_arrays(leaf, shape, arrays)
+            continue
+        pieces: list[Any] = []
+        needed = layer.held(end)
+        kept = max(needed[0].start, 0) if needed else 0
+        if start > kept:
+            pieces.append(take_entries(source, kept, start))
+        for span in layer.needed(start, end):
+            received = [
+                to_mlx(staging.entries(index, number, span.start, span.end), part.dtype)[None]
+                for number, part in enumerate(layer.parts)
+            ]
+            pieces.append(entries_of(received))
+        put_entries(leaf, pieces, end)
+    mx.eval([tree_map(lambda array: array, leaf.state) for leaf in leaves(cache)])
+    return cache

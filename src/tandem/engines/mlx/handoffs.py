@@ -1,0 +1,160 @@
+"""Both sides of the engine's hand-offs: prefills asked of others, and prefills that others ask for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from tandem.engines.base import EngineOptions, KvPlane
+from tandem.engines.mlx.desk import PrefillDesk
+from tandem.engines.mlx.exchange import commit
+from tandem.engines.mlx.identity import fingerprint_of
+from tandem.engines.mlx.layout import layout_of
+from tandem.engines.mlx.load import LoadedModel
+from tandem.engines.mlx.peer_work import PeerWork
+from tandem.engines.mlx.prefill import Prefill
+from tandem.engines.mlx.prefix_cache import PrefixCache
+from tandem.engines.mlx.remote import RemotePrefill, RemotePrefills
+from tandem.engines.mlx.request import Sequence
+from tandem.errors import HandoffError
+from tandem.placement.handoff import Here
+from tandem.placement.rates import RateTable
+
+logger = logging.getLogger("tandem.mlx")
+
+CHECKPOINT_TOKENS = 1024
+
+
+class Handoffs:
+    """Owned and called by the engine thread, but for the desk and `wake`.
+
+    Args:
+        wake: tells the engine thread, from any other, that there is something to do.
+    """
+
+    def __init__(
+        self, options: EngineOptions, loaded: LoadedModel, prefix: PrefixCache, chunk: int, wake: Callable[[], None]
+    ) -> None:
+        self._loaded = loaded
+        self._prefix = prefix
+        self._chunk = chunk
+        self.rates = RateTable()
+        self.layout = layout_of(loaded.model, loaded.make_cache)
+        self.fingerprint = fingerprint_of(loaded, self.layout, options.folder)
+        self.desk = PrefillDesk(wake, lambda tokens: self.rates.seconds(tokens) if self.rates.known else 0.0)
+        self._peer_work = PeerWork(loaded, prefix, self.desk)
+        self._remotes = RemotePrefills(options, self.layout, self.fingerprint, wake, checkpoint=CHECKPOINT_TOKENS)
+        self.receiving: list[Sequence] = []
+        self._template = self._seen_cache()
+
+    def _seen_cache(self) -> list[Any]:
+        import mlx.core as mx
+
+        cache = self._loaded.make_cache()
+        self._loaded.model(mx.zeros((1, 2), mx.uint32), cache=cache)
+        return cache
+
+    @property
+    def plane(self) -> KvPlane:
+        """For the KV port."""
+        return KvPlane(self.layout, self.fingerprint, self.desk)
+
+    # ---------------------------------------------------------------------------------------------- asked of others
+
+    def consider(self, sequence: Sequence, held: list[Any], start: int, queue_seconds: float) -> bool:
+        """Begin a remote prefill if that is predicted to be sooner.
+
+        Returns:
+            Whether `sequence` waits for entries now.
+        """
+        if sequence.scored or not sequence.may_hand_off:
+            return False
+        here = Here(self.rates, queue_seconds)
+        remote, decision = self._remotes.consider(sequence.tokens, held, start, here, chunk=self._chunk)
+        sequence.answer.decided(decision)
+        if remote is None:
+            return False
+        sequence.remote = remote
+        self.receiving.append(sequence)
+        return True
+
+    def collect(self) -> list[Sequence]:
+        """Sequences whose hand-off ended, each with a `prefill` that has committed what arrived."""
+        ended = [sequence for sequence in self.receiving if sequence.remote and sequence.remote.outcome]
+        for sequence in ended:
+            self.receiving.remove(sequence)
+            remote = sequence.remote
+            assert remote is not None
+            assert remote.outcome is not None
+            sequence.remote = None
+            outcome = remote.outcome
+            remote.peer.learn(outcome)
+            if outcome.error is not None:
+                logger.warning(
+                    "hand-off of request %s from %s broke off after %d tokens: %s",
+                    sequence.request_id,
+                    outcome.peer,
+                    outcome.complete - remote.start,
+                    outcome.error,
+                )
+            cache, position = self._commit(remote, outcome.complete)
+            sequence.answer.received(outcome, position - remote.start)
+            # A broken hand-off is continued at home.
+            sequence.may_hand_off = False
+            sequence.prefill = Prefill(self._loaded.model, sequence.tokens, cache, position)
+            if sequence.keeps_prefix and position > remote.start:
+                self._prefix.store(sequence.tokens[:position], cache, tail=sequence.prefill.done)
+        return ended
+
+    def _commit(self, remote: RemotePrefill, complete: int) -> tuple[list[Any], int]:
+        if complete <= remote.start:
+            return remote.held, remote.start
+        try:
+            cache = commit(
+                self._loaded.make_cache,
+                self.layout,
+                remote.held,
+                remote.start,
+                remote.staging,
+                complete,
+                self._template,
+            )
+        except HandoffError as error:
+            logger.warning("received entries are not used: %s", error.message)
+            return remote.held, remote.start
+        return cache, complete
+
+    def cancel(self, request_id: str) -> bool:
+        """Stop waiting for a request's entries."""
+        for sequence in self.receiving:
+            if sequence.request_id == request_id:
+                assert sequence.remote is not None
+                sequence.remote.cancel()
+                self.receiving.remove(sequence)
+                return True
+        return False
+
+    # --------------------------------------------------------------------------------------------- asked for by others
+
+    @property
+    def serving(self) -> bool:
+        """Whether a peer waits for work."""
+        return self._peer_work.pending
+
+    def serve(self, limit: int) -> None:
+        """Compute a chunk for a peer."""
+        self._peer_work.step(limit)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything."""
+        return self.serving or any(one.remote is not None and one.remote.outcome is not None for one in self.receiving)
+
+    def close(self) -> None:
+        """Close connections to peers."""
+        for sequence in self.receiving:
+            if sequence.remote is not None:
+                sequence.remote.cancel()
+        self.receiving.clear()
+        self._remotes.close()

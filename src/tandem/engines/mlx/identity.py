@@ -1,0 +1,59 @@
+"""What a loaded model's cache entries depend on, for the handshake with another node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import xxhash
+
+from tandem.engines.mlx.load import LoadedModel
+from tandem.kv.fingerprint import Fingerprint
+from tandem.kv.layout import Layout
+from tandem.models.fingerprint import layout_fields, tokenizer_hash
+
+SAMPLE_BYTES = 1 << 16
+SAMPLE_EVERY = 1 << 24
+
+
+def fingerprint_of(loaded: LoadedModel, layout: Layout, folder: Path) -> Fingerprint:
+    """The identity of the model in `folder`, as loaded.
+
+    Raises:
+        CorruptModelError: tokenizer or config cannot be read.
+    """
+    fields = layout_fields(folder)
+    rope = {key: value for key, value in fields.items() if "rope" in key or "rotary" in key}
+    quantisation = loaded.config.get("quantization") or loaded.config.get("quantization_config")
+    return Fingerprint.of(
+        layout,
+        architecture=loaded.architecture,
+        tokenizer=tokenizer_hash(folder),
+        rope=json.dumps(rope, sort_keys=True),
+        quantisation=_describe(quantisation),
+        weights=weights_digest(folder),
+    )
+
+
+def _describe(quantisation: object) -> str:
+    if not isinstance(quantisation, dict):
+        return "none"
+    bits, group, mode = (quantisation.get(key) for key in ("bits", "group_size", "mode"))
+    return f"{bits}-bit, groups of {group}" + (f", {mode}" if mode and mode != "affine" else "")
+
+
+def weights_digest(folder: Path) -> str:
+    """32 hexadecimal digits over the weight files.
+
+    Every file's size, header and end, and 64 KiB of every 16 MiB between them: reading a hundred gigabytes to start a
+    server is no option, and other weights differ everywhere.
+    """
+    digest = xxhash.xxh3_128()
+    for path in sorted(folder.glob("model*.safetensors")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}:{size}".encode())
+        with path.open("rb") as file:
+            for offset in (*range(0, size, SAMPLE_EVERY), max(0, size - SAMPLE_BYTES)):
+                file.seek(offset)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
