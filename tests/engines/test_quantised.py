@@ -47,14 +47,13 @@ def quantised_cache(reference: Reference, group_size: int, bits: int) -> list[An
     ]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "qwen3_next"])
+@pytest.mark.parametrize(("kind", "bits"), [("llama", 4), ("llama", 8), ("gemma3", 8), ("qwen3_next", 4)])
 def test_greedy_answers(kind: str, bits: int, wide_folder: Callable[..., Path]) -> None:
     """Alone and several at once; cold, and after prefix hits."""
     folder = wide_folder(kind)
     reference = Reference(folder)
     engine = make_engine(folder, kv_bits=bits, prefix_cache_bytes=64 << 20)
-    lengths = [1, 2, 3, 64, 65, 66, 257]
+    lengths = [1, 2, 64, 65, 257]
 
     def expect(prompt: list[int], count: int) -> Any:
         cache = quantised_cache(reference, 64, bits)
@@ -65,10 +64,10 @@ def test_greedy_answers(kind: str, bits: int, wide_folder: Callable[..., Path]) 
     for prompt in prompts:
         (answer,) = run(engine, greedy(prompt, 6))
         ties += assert_same(answer.tokens, expect(prompt, 6), (kind, bits, len(prompt)))
-    turns = [[*prompt, *expect(prompt, 6).tokens, *words(99, 20)] for prompt in prompts[3:]]
-    answers = run(engine, *(greedy(turn, 10) for turn in turns))
+    turns = [[*prompt, *expect(prompt, 6).tokens, *words(99, 20)] for prompt in prompts[2:]]
+    answers = run(engine, *(greedy(turn, 6) for turn in turns))
     for turn, answer in zip(turns, answers, strict=True):
-        ties += assert_same(answer.tokens, expect(turn, 10), (kind, bits, len(turn)))
+        ties += assert_same(answer.tokens, expect(turn, 6), (kind, bits, len(turn)))
     assert sum(answer.accepted.cached_tokens > 0 for answer in answers) == len(turns)
     assert ties <= 2
     engine.check_idle()
