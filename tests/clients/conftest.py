@@ -40,7 +40,7 @@ def real_server(real_home: Path) -> Iterator[Server]:
 
 _CALL = '<tool_call>{"name": "get_weather"%2C "arguments": {"city": "Paris"}}</tool_call>'
 SIM_MODELS = {
-    "fast": "answer_tokens=16",
+    "fast": "answer_tokens=16,context_length=256",
     "slow": "decode_tps=20,answer_tokens=100000",
     "small": "context_length=64",
     "caller": f"answer_tokens=200,script={_CALL}",
