@@ -115,6 +115,21 @@ class PeakMemory(ResponseModel):
     in_bytes: int = Field(alias="inBytes")
 
 
+class HandoffStats(ResponseModel):
+    """Where the prompt was read, and what that took. Times in seconds."""
+
+    prefill: Literal["local", "remote", "partial"]
+    reason: str
+    peer: str | None
+    codec: str | None
+    remote_tokens: int
+    local_tokens: int
+    bytes: int
+    queued_seconds: float
+    computing_seconds: float
+    exposed_seconds: float
+
+
 class GenerationStats(ResponseModel):
     """What an answer cost. Times in seconds, rates in tokens per second."""
 
@@ -128,6 +143,7 @@ class GenerationStats(ResponseModel):
     decode_seconds: float
     prompt_tps: float
     generation_tps: float
+    handoff: HandoffStats
     peak_memory_usage: PeakMemory
 
 
