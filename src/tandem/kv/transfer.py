@@ -164,6 +164,11 @@ class Transfer:
 
     def _request(self, link: Link, intake: Intake) -> None:
         wanted = self._wanted
+        if wanted.end > link.welcome.max_tokens:
+            self._clean = True
+            raise PeerRefusedError(
+                f"{wanted.end} tokens are over the peer's limit of {link.welcome.max_tokens}. Prefill elsewhere."
+            )
         layers, heads = wanted.layers or (0, 0), wanted.heads or (0, 0)
         request = PrefillRequest(
             self._tokens, wanted.start, wanted.end, *layers, *heads, self._codecs, wanted.checkpoint, self._priority
