@@ -109,6 +109,7 @@ class DoubleNode:
                 restarts=3,
                 created=1700000000.5,
                 pid=1,
+                kv_address=None,
             )
             for card in self.cards
         ]
