@@ -119,7 +119,7 @@ def test_what_was_left_out_has_no_figure() -> None:
 
 def test_agreement_counts_equal_texts_short_answers_and_cached_tokens() -> None:
     pairs = Pairs()
-    pairs.add(batch(1.0, answer("x"), answer("y", tokens=5)), batch(1.0, answer("x", cached=3), answer("z", tokens=5)))
+    pairs.add(batch(1.0, answer(" x"), answer("y", tokens=5)), batch(1.0, answer("x", cached=3), answer("z", tokens=5)))
     agreement = pairs.agreement(11)
     assert (agreement.answers, agreement.equal_texts, agreement.short, agreement.cached_tokens) == (2, 1, 2, 3)
 

@@ -32,7 +32,10 @@ def serve(
     model: Annotated[str, typer.Option(help="A model on this machine: id, alias or path.")] = DEFAULTS.model,
     rounds: Annotated[int, typer.Option(help="Rounds; figures are medians over them.")] = DEFAULTS.rounds,
     tokens: Annotated[int, typer.Option(help="Tokens to generate for each answer.")] = DEFAULTS.tokens,
-    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt.")] = DEFAULTS.prompt_tokens,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt, for throughput.")] = DEFAULTS.prompt_tokens,
+    ttft_prompt_tokens: Annotated[
+        int, typer.Option(help="Tokens of each prompt whose first text is timed.")
+    ] = DEFAULTS.ttft_prompt_tokens,
     streams: Annotated[str, typer.Option(help="Answers side by side: numbers, with commas.")] = "1,8",
     sim_streams: Annotated[int, typer.Option(help="Simulated answers side by side.")] = DEFAULTS.sim_streams,
     sim_tokens: Annotated[int, typer.Option(help="Tokens of each simulated answer.")] = DEFAULTS.sim_tokens,
@@ -53,6 +56,7 @@ def serve(
         rounds=rounds,
         tokens=tokens,
         prompt_tokens=prompt_tokens,
+        ttft_prompt_tokens=ttft_prompt_tokens,
         streams=parse_streams(streams),
         sim_streams=sim_streams,
         sim_tokens=sim_tokens,
@@ -70,10 +74,11 @@ def serve(
     console = Console(stderr=True)
 
     async def run(work: Path) -> Report:
-        # An orderly end on SIGTERM, too: the servers are ours to stop.
+        # An orderly end, whoever asks for it: the servers are ours to stop.
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with console.status("") as status:
             # A log has no use for a spinner, but a reader of it wants to know where the minutes go.
             say = status.update if console.is_terminal else console.print

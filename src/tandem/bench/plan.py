@@ -37,7 +37,8 @@ class Plan(msgspec.Struct, frozen=True):
     Attributes:
         rounds: of each measurement; medians are taken over them.
         tokens: generated for each answer.
-        prompt_tokens: of each prompt.
+        prompt_tokens: of each prompt in the measurements of throughput.
+        ttft_prompt_tokens: of each prompt in the measurements of the time to first text.
         streams: how many answers run side by side, one measurement for each number.
         ttft_samples: pairs of short answers in each round.
         sim_streams: answers side by side in the measurement of the server's CPU time.
@@ -47,9 +48,10 @@ class Plan(msgspec.Struct, frozen=True):
     """
 
     model: str = "demo"
-    rounds: int = 5
+    rounds: int = 3
     tokens: int = 64
-    prompt_tokens: int = 200
+    prompt_tokens: int = 100
+    ttft_prompt_tokens: int = 200
     streams: tuple[int, ...] = (1, 8)
     ttft_samples: int = 3
     sim_streams: int = 64
@@ -71,8 +73,9 @@ class Plan(msgspec.Struct, frozen=True):
         for name in ("tokens", "sim_tokens"):
             if getattr(self, name) < 2:
                 raise ConfigError(f"{name} must be at least 2: a rate needs two tokens.", param=name)
-        if self.prompt_tokens < 16:
-            raise ConfigError("--prompt-tokens must be at least 16, so that prompts can differ.", param="prompt_tokens")
+        for name in ("prompt_tokens", "ttft_prompt_tokens"):
+            if getattr(self, name) < 16:
+                raise ConfigError(f"{name} must be at least 16, so that prompts can differ.", param=name)
 
 
 def parse_streams(text: str) -> tuple[int, ...]:

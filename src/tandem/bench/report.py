@@ -108,7 +108,7 @@ class Agreement(msgspec.Struct, frozen=True):
 
     Attributes:
         answers: pairs of answers to the same prompt.
-        equal_texts: pairs with the same text to the last character.
+        equal_texts: pairs with the same text to the last character, but for a leading space.
         short: answers of either side that ended before `tokens` tokens.
         cached_tokens: prompt tokens of unique prompts that some prefix cache served, on either side.
     """

@@ -95,9 +95,14 @@ async def run_batch(target: Target, prompts: Sequence[str], tokens: int, **more:
     return Batch(answers, ended - began, spent.server, spent.children, own)
 
 
-async def second_turn(target: Target, prompt: str, tokens: int) -> Answer:
-    """Chat twice: the second request repeats the first one and its answer. Returns the second answer."""
+async def second_turn(target: Target, prompt: str, first_tokens: int, tokens: int) -> Answer:
+    """Chat twice: the second request repeats the first one and its answer. Returns the second answer.
+
+    Args:
+        first_tokens: of the first answer.
+        tokens: of the second.
+    """
     messages = [{"role": "user", "content": prompt}]
-    first = await target.chat(messages, tokens)
+    first = await target.chat(messages, first_tokens)
     messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "And what happened next?"}]
     return await target.chat(messages, tokens)

@@ -26,8 +26,9 @@ Say = Callable[[str], None]
 """Told what happens next."""
 
 TTFT_TOKENS = 4
+WARM_UP_PROMPT_TOKENS = 32
 WARM_UP_TOKENS = 8
-WARM_TURN_TOKENS = 24
+FIRST_TURN_TOKENS = 16
 
 
 async def bench_serve(plan: Plan, folder: Path | None, *, sim: bool, work: Path, say: Say) -> Report:
@@ -80,7 +81,8 @@ class Pairs:
         both = self.tandem + self.mlx_lm
         return Agreement(
             answers=len(self.tandem),
-            equal_texts=sum(a.text == b.text for a, b in zip(self.tandem, self.mlx_lm, strict=True)),
+            # mlx-lm's text begins without the space that belongs to the first word.
+            equal_texts=sum(a.text.lstrip() == b.text.lstrip() for a, b in zip(self.tandem, self.mlx_lm, strict=True)),
             short=sum(answer.completion_tokens < tokens for answer in both),
             cached_tokens=sum(answer.cached_tokens for answer in both),
         )
@@ -103,7 +105,7 @@ async def _compare(plan: Plan, folder: Path, work: Path, say: Say) -> tuple[list
         for number, target in enumerate((tandem, mlx_lm)):
             say(f"warming {target.name} up")
             for streams in plan.streams:
-                texts = [prompts.make(f"warm-up {number} {streams} {k}", plan.prompt_tokens) for k in range(streams)]
+                texts = [prompts.make(f"warm-up {number} {streams} {k}", WARM_UP_PROMPT_TOKENS) for k in range(streams)]
                 await run_batch(target, texts, WARM_UP_TOKENS)
         return await _rounds(plan, tandem, mlx_lm, prompts, say)
 
@@ -136,14 +138,14 @@ async def _rounds(
                 batches[streams][side].append(await run_batch(target, texts, plan.tokens))
             pairs.add(batches[streams][0][-1], batches[streams][1][-1])
         for sample in range(plan.ttft_samples):
-            text = prompts.make(f"{number} first {sample}", plan.prompt_tokens)
+            text = prompts.make(f"{number} first {sample}", plan.ttft_prompt_tokens)
             for side, target in order if sample % 2 == 0 else order[::-1]:
                 say(f"round {number + 1} of {plan.rounds}: {target.name}, time to first text")
                 delays[side].append(await target.complete(text, TTFT_TOKENS))
-        text = prompts.make(f"{number} turn", plan.prompt_tokens)
+        text = prompts.make(f"{number} turn", plan.ttft_prompt_tokens)
         for side, target in order:
             say(f"round {number + 1} of {plan.rounds}: {target.name}, second turn")
-            turns[side].append(await second_turn(target, text, WARM_TURN_TOKENS))
+            turns[side].append(await second_turn(target, text, FIRST_TURN_TOKENS, TTFT_TOKENS))
     comparisons = [Comparison.of(streams, *sides) for streams, sides in batches.items()]
     return comparisons, _delay(*delays), _delay(*turns), pairs.agreement(plan.tokens)
 

@@ -49,7 +49,7 @@ def _details(report: Report) -> list[Table]:
         for comparison in report.throughput:
             _throughput(table, comparison)
         if report.ttft is not None:
-            _delay(table, f"ms to first text, {report.plan.prompt_tokens} new prompt tokens", report.ttft)
+            _delay(table, f"ms to first text, {report.plan.ttft_prompt_tokens} new prompt tokens", report.ttft)
         if report.warm_turn is not None:
             _delay(table, "ms to first text, second turn of a chat", report.warm_turn)
             cached = [f"{sum(counts) / len(counts):.0f}" for counts in _cached(report.warm_turn)]
