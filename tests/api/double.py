@@ -94,6 +94,8 @@ class DoubleNode:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
+    expected: tuple[str, ...] = ()
+
     def instances(self) -> list[InstanceStatus]:
         return [
             InstanceStatus(

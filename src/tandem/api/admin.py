@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -30,7 +31,8 @@ router = APIRouter(tags=["node"])
 )
 async def health(request: Request) -> Response:
     """200 while at least one instance is ready; 503 with the reason while none is."""
-    statuses = context_of(request).node.instances()
+    node = context_of(request).node
+    statuses = node.instances()
     ready = sum(status.state == "ready" for status in statuses)
     colour = "red" if not ready else ("green" if ready == len(statuses) else "yellow")
     instances = [
@@ -45,11 +47,15 @@ async def health(request: Request) -> Response:
     ]
     if ready:
         return _json(msgspec.json.encode({"status": colour, "instances": instances, "error": None}))
-    body = envelope(503, _reason(statuses), UnavailableError.code, more={"status": colour, "instances": instances})
+    body = envelope(
+        503, _reason(statuses, node.expected), UnavailableError.code, more={"status": colour, "instances": instances}
+    )
     return Response(body, 503, {"retry-after": "1"}, "application/json")
 
 
-def _reason(statuses: list[InstanceStatus]) -> str:
+def _reason(statuses: list[InstanceStatus], expected: Sequence[str]) -> str:
+    if not statuses and expected:
+        return f"{', '.join(expected)} is being fetched or converted."
     if not statuses:
         return "No model is being served. Start one with `tandem up MODEL`."
     return " ".join(

@@ -66,7 +66,12 @@ def _described(status: InstanceStatus) -> dict[str, object]:
         "dtype": info.dtype if info else None,
         "context_length": info.context_length if info else None,
         "pid": status.pid,
+        "kv_port": _kv_port(status),
     }
+
+
+def _kv_port(status: InstanceStatus) -> str | None:
+    return f"{status.kv_address[0]}:{status.kv_address[1]}" if status.kv_address else None
 
 
 class HumanAnnouncer:
@@ -93,6 +98,8 @@ class HumanAnnouncer:
         row("address", url, "bold cyan")
         for number, status in enumerate(instances):
             row("" if number else "models" if len(instances) > 1 else "model", _line(status))
+            if status.kv_address:
+                row("", f"reads prompts for others at {_kv_port(status)}")
         row("try", _curl(url, instances[0].model_id, needs_key))
         row("or", f"{command_name()} chat{_port_flag(url)}")
         row("stop", "Ctrl-C")

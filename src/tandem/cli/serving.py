@@ -120,11 +120,12 @@ class _Serving:
 
     async def _load(self, node: Node) -> None:
         with progress_view(events=self._events) as view:
-            # A thread that converts cannot be cancelled from outside; it asks at every step.
-            models = [
-                await asyncio.to_thread(obtain, node.store, reference, view, self._stop.is_set)
-                for reference in self._references
-            ]
+            with node.expecting(self._references):
+                # A thread that converts cannot be cancelled from outside; it asks at every step.
+                models = [
+                    await asyncio.to_thread(obtain, node.store, reference, view, self._stop.is_set)
+                    for reference in self._references
+                ]
             await show_loading(node, [node.launch(model) for model in models], view)
 
 
