@@ -140,8 +140,9 @@ class Peer:
         except HandoffError as error:
             transport.close()
             # In TLS 1.3 a client learns only after its own handshake that its certificate was refused.
-            if isinstance(error.__cause__, ssl.SSLError):
-                raise self._other_secret(error.__cause__) from error
+            cause = error.__cause__
+            if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+                raise self._other_secret(cause) from error
             raise
 
     def _other_secret(self, error: ssl.SSLError) -> IncompatiblePeerError:

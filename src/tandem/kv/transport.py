@@ -94,6 +94,8 @@ class Transport:
                 self._wait(select.POLLIN, patience)
             except ssl.SSLWantWriteError:
                 self._wait(select.POLLOUT, patience)
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+                raise PeerLostError(f"The connection ended in the TLS handshake ({error}). Is the peer up?") from None
             except ssl.SSLError:
                 raise
             except OSError as error:

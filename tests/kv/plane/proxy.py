@@ -108,6 +108,8 @@ class Proxy:
                     sink.sendall(unit[:place])
                     if fault.kind != "stall":
                         if fault.kind == "reset":
+                            # Wakes the other direction's thread, which would read from it for ever.
+                            sink.shutdown(socket.SHUT_RD)
                             sink.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                             sink.close()
                         return
