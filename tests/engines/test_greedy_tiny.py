@@ -67,10 +67,10 @@ def test_batch_that_joins_and_leaves(
     engine = tiny_engine(kind, prefill_chunk=BLOCK, max_batch=8)
     generator = random.Random(kind)
     waiting = []
-    for index in range(20):
+    for index in range(16):
         length = generator.choice([1, 2, 3, 5, 9, 23, 24, 25, 40, 63, 64, 65, 66, 90, 130])
         waiting.append((words(100 + index, length), generator.randrange(1, 30)))
-    cancelled = set(generator.sample(range(20), 4))
+    cancelled = set(generator.sample(range(16), 4))
     answers: dict[str, Answered] = {}
     running: dict[str, int] = {}
     peak = 0
@@ -145,7 +145,7 @@ def test_prefix_hits_beside_running_answers(
     engine = tiny_engine(kind)
     generator = random.Random(3)
     system = words(20, 80)
-    conversations = [system + words(30 + index, generator.randrange(3, 60)) for index in range(5)]
+    conversations = [system + words(30 + index, generator.randrange(3, 60)) for index in range(4)]
     ties = 0
     hits = 0
     for turn in range(3):
@@ -157,7 +157,7 @@ def test_prefix_hits_beside_running_answers(
             if turn:
                 hits += answer.accepted.cached_tokens >= len(system)
             conversations[index] = [*conversations[index], *expected.tokens, *words(50 + index, 9)]
-    assert hits >= 8
+    assert hits >= 7
     assert ties <= TIES_ALLOWED
 
 
