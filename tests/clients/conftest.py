@@ -20,7 +20,8 @@ from tandem.models.packaged import INSTALL_HINT, packaged_gguf
 from .server import Server
 
 PATIENCE = 240.0
-"""Seconds a client waits: a machine that does something else besides may need a second for a token."""
+"""Seconds a client waits: a machine that does something else besides may need a second for a token. For the same reason
+modules with the real model have long timeouts."""
 
 
 @pytest.fixture(scope="session")

@@ -40,7 +40,6 @@ class Server:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,
             )
         self._runners: list[psutil.Process] = []
         self.api_key = variables.get("TANDEM_API_KEY", "unused")

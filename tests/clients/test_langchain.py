@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 from .server import Server
 from .test_openai_chat import ANSWER
 
-pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
 """What these packages warn of lies within them."""
 real = pytest.mark.real_model
 

@@ -12,7 +12,7 @@ from .server import Server
 from .test_openai_chat import ANSWER, CAPITAL
 from .test_openai_tools import CLOCK, NAMED, QUESTION, WEATHER, check_call
 
-pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.clients, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
 """What these packages warn of lies within them."""
 real = pytest.mark.real_model
 

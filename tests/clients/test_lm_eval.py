@@ -14,7 +14,7 @@ from tandem.models.store import ModelStore
 
 from .server import Server
 
-pytestmark = [pytest.mark.clients, pytest.mark.real_model]
+pytestmark = [pytest.mark.clients, pytest.mark.real_model, pytest.mark.timeout(900)]
 
 TASK = Path(__file__).parent / "lm_eval_task" / "facts.yaml"
 

@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionTokenLogprob
 
 from .server import Server
 
-pytestmark = [pytest.mark.clients, pytest.mark.real_model]
+pytestmark = [pytest.mark.clients, pytest.mark.real_model, pytest.mark.timeout(900)]
 
 MODEL = "SmolLM2-135M-Instruct"
 CAPITAL: dict[str, Any] = {

@@ -10,7 +10,7 @@ import pytest
 from tandem.config import Settings
 from tandem.models.store import ModelStore
 
-pytestmark = [pytest.mark.clients, pytest.mark.real_model]
+pytestmark = [pytest.mark.clients, pytest.mark.real_model, pytest.mark.timeout(900)]
 
 PROMPT = "The capital of France is"
 BODY: dict[str, Any] = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 4}

@@ -9,7 +9,7 @@ import openai
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-pytestmark = [pytest.mark.clients, pytest.mark.real_model]
+pytestmark = [pytest.mark.clients, pytest.mark.real_model, pytest.mark.timeout(900)]
 
 
 class Town(BaseModel):

@@ -10,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletionMessageToolCall
 from pydantic import BaseModel, ConfigDict
 
-pytestmark = pytest.mark.clients
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 real = pytest.mark.real_model
 
 WEATHER: dict[str, Any] = {
