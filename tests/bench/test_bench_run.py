@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,13 @@ def test_wrong_plans(tmp_path: Path, arguments: list[str]) -> None:
 def test_its_servers_end_with_it(tmp_path: Path, number: signal.Signals, status: int) -> None:
     arguments = ["--sim-streams=2", "--sim-tokens=100000", "--sim-tps=20", "--sim-rounds=1"]
     process = subprocess.Popen(
-        [*SERVE, *arguments], env=environment(tmp_path), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        [*SERVE, *arguments],
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        # Whoever runs these tests in the background of a shell ignores SIGINT, and so would every child.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     try:
         assert process.stderr is not None
