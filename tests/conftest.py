@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Whoever runs the tests in the background of a shell ignores Ctrl-C, and so would every process the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 LATER = ("real_model", "clients", "slow")
 """Markers in the order in which their tests run, after all unmarked ones: what fails fast is seen first."""
