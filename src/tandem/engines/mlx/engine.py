@@ -38,6 +38,8 @@ GPU_PREFILL_CHUNK = 2048
 SMALLEST_CHUNK = BLOCK_TOKENS
 """Below this, reading the weights for each chunk costs more than the chunk: a CPU loses a third of its speed at 16."""
 FIRST_GUESS_TPS = 100.0
+MOST_PATIENCE = 4.0
+"""A prefill step may be this many times `max_decode_stall` long when so many more requests wait than run."""
 CLEAR_CACHE_STEPS = 256
 
 
@@ -241,7 +243,10 @@ class MlxEngine(Engine):
     def _chunk_limit(self) -> int:
         if not self._running:
             return self._chunk
-        affordable = int(self._options.max_decode_stall * self._prefill_tps)
+        # A pause delays those who run and serves those who wait; the more of these, the longer it may be.
+        waiting = len(self._prefilling) + len(self._waiting)
+        patience = min(MOST_PATIENCE, max(1.0, waiting / len(self._running)))
+        affordable = int(self._options.max_decode_stall * patience * self._prefill_tps)
         power = 1 << max(0, affordable.bit_length() - 1)
         return min(self._chunk, max(SMALLEST_CHUNK, power))
 

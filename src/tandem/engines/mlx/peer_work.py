@@ -78,7 +78,7 @@ class PeerWork:
         before = prefill.position
         if not prefill.done:
             due = next(point for point in job.plan.checkpoints if point > before)
-            prefill.step(min(limit, due - before))
+            prefill.step(limit, due)
             tokens = prefill.tokens[: prefill.position]
             self._prefix.store(tokens, prefill.cache, tail=prefill.done)
             emit(job, prefill.cache, before, prefill.position)
