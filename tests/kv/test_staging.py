@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from tandem.kv.dtypes import Array
 from tandem.kv.intake import Intake
 from tandem.kv.intervals import Span
 from tandem.kv.job import Outgoing
+from tandem.kv.layout import Layer, Layout, Part
 from tandem.kv.outgoing import Frame, frames_of
 from tandem.kv.plan import Plan, Wanted
 from tandem.kv.staging import Staging
@@ -334,6 +336,20 @@ def test_unverified_entries_cannot_be_read() -> None:
     staging.release(1)
     with pytest.raises(HandoffError, match="not here"):
         staging.entries(1, 0, 20, 21)
+
+
+def test_released_memory_goes_back() -> None:
+    """Present pages, as the kernel counts them for the process."""
+    layout = Layout((Layer("tokens", (Part("keys", 8, 256, "float32"), Part("values", 8, 256, "float32"))),) * 4)
+    staging = Staging(layout, Wanted(0, 1024))
+    for buffer in staging.parts.values():
+        buffer.segments[0].array[:] = 1
+    resident = psutil.Process().memory_info().rss
+    for layer in range(3):
+        staging.release(layer)
+    assert resident - psutil.Process().memory_info().rss > 0.6 * staging.nbytes
+    assert staging.parts[3, 0].segments[0].array.all()
+    assert staging.parts[3, 1].segments[0].array.all()
 
 
 def test_a_frame_for_a_released_layer_is_refused() -> None:

@@ -80,7 +80,8 @@ class Int8(Codec):
         size = group_size(dim, 64)
         scales, rest = _split(payload, np.dtype("<u2"), (heads, tokens, dim // size))
         values = np.frombuffer(rest, np.int8).reshape(heads, tokens, dim // size, size)
-        from_float32(_dequantise(scales, values).reshape(out.shape), out, dtype)
+        decoded, largest = _dequantise(scales, values, 127)
+        from_float32(decoded.reshape(out.shape), out, dtype, largest=largest)
 
 
 class Int4(Codec):
@@ -135,7 +136,8 @@ class Int4(Codec):
         levels = np.empty(out.shape, np.int8)
         levels[..., 0::2] = (packed & np.uint8(15)).astype(np.int8) - np.int8(8)
         levels[..., 1::2] = (packed >> np.uint8(4)).astype(np.int8) - np.int8(8)
-        values = _dequantise(scales, levels.reshape(heads, tokens, dim // size, size)).reshape(out.shape)
+        grouped, _ = _dequantise(scales, levels.reshape(heads, tokens, dim // size, size), 8)
+        values = grouped.reshape(out.shape)
         np.put_along_axis(values, indices.astype(np.intp), _finite(to_float32(outliers, "bfloat16")), axis=-1)
         from_float32(values, out, dtype)
 
@@ -180,16 +182,18 @@ def _quantise(
     if not np.isfinite(divisor).all():
         return None
     divisor[divisor == 0] = 1
-    scaled = grouped / divisor
+    # The scale was rounded up, so that nothing is beyond the last level by as much as would round to the next.
+    scaled = np.divide(grouped, divisor, out=grouped)
     np.rint(scaled, out=scaled)
-    np.clip(scaled, -levels, levels, out=scaled)
     return scales, scaled.astype(np.int8)
 
 
-def _dequantise(scales: Array, levels: npt.NDArray[np.int8]) -> npt.NDArray[np.float32]:
-    factors = _finite(to_float32(scales, "bfloat16"))[..., None]
+def _dequantise(scales: Array, levels: npt.NDArray[np.int8], most: int) -> tuple[npt.NDArray[np.float32], float]:
+    """Values of groups, and how large they can be."""
+    factors = _finite(to_float32(scales, "bfloat16"))
     with np.errstate(over="ignore"):
-        return levels.astype(np.float32) * factors
+        values = np.multiply(levels, factors[..., None], dtype=np.float32)
+    return values, float(np.abs(factors).max(initial=0.0)) * most
 
 
 def _finite(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from tandem.kv.dtypes import Array, DTypeName
-
-Float32: Any = npt.NDArray[np.float32]
 
 _LARGEST: dict[str, float] = {
     "float32": float(np.finfo(np.float32).max),
@@ -21,19 +17,26 @@ _LARGEST: dict[str, float] = {
 def to_float32(array: Array, dtype: DTypeName) -> npt.NDArray[np.float32]:
     """The values of a float array, exactly."""
     if dtype == "bfloat16":
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return np.left_shift(array, 16, dtype=np.uint32).view(np.float32)
     return array.astype(np.float32)
 
 
-def from_float32(values: npt.NDArray[np.float32], out: Array, dtype: DTypeName) -> None:
-    """Write values into `out`, rounded to nearest, and to the largest finite number where they are beyond it."""
-    largest = np.float32(_LARGEST[dtype])
-    np.clip(values, -largest, largest, out=values)
+def from_float32(values: npt.NDArray[np.float32], out: Array, dtype: DTypeName, *, largest: float = np.inf) -> None:
+    """Write finite values into `out`, rounded to nearest, and to the largest finite number where they are beyond it.
+
+    Args:
+        values: are overwritten.
+        largest: no value is further from 0; saves looking for those that are beyond what `dtype` holds.
+    """
+    limit = _LARGEST[dtype]
+    if largest > limit:
+        np.clip(values, -np.float32(limit), np.float32(limit), out=values)
     if dtype == "bfloat16":
+        # Halves go away from zero: whether they do or go to even is all the same after a codec.
         bits = values.view(np.uint32)
-        out[...] = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    else:
-        out[...] = values
+        np.add(bits, np.uint32(0x8000), out=bits)
+        np.right_shift(bits, np.uint32(16), out=bits)
+    out[...] = values.view(np.uint32) if dtype == "bfloat16" else values
 
 
 def bfloat16_above(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:

@@ -18,6 +18,7 @@ from tandem.kv.wire import (
     checksum,
     decode_header,
     encode_header,
+    new_digest,
 )
 
 C = TypeVar("C")
@@ -102,8 +103,9 @@ class FrameReader:
         room = sum(len(view) for view in views)
         if room != header.length:
             raise WireError(f"A {header.name} frame of {header.length} bytes came for entries of {room}. Same Tandem?")
-        self._transport.receive(views, patience)
-        self._check(header, checksum(views))
+        digest = new_digest()
+        self._transport.receive(views, patience, digest=digest)
+        self._check(header, digest.intdigest())
 
     def control(self, header: Header, kind: type[C], patience: Patience) -> C:
         """Receive and decode the payload of a control frame.

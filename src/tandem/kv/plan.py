@@ -99,15 +99,19 @@ class Plan:
         return sum(span.length for span in self._spans[index])
 
     @property
+    def entry_bytes(self) -> int:
+        """Uncompressed bytes of all entries that are sent."""
+        return sum(
+            sum(self.heads(part).length * part.row_bytes for part in self.layer(index).parts)
+            * sum(span.length for span in self._spans[index])
+            for index in self.layers
+        )
+
+    @property
     def nbytes(self) -> int:
         """Uncompressed bytes of everything that is sent."""
-        total = 0
-        for index in self.layers:
-            layer = self.layer(index)
-            rows = sum(self.heads(part).length * part.row_bytes for part in layer.parts)
-            total += rows * sum(span.length for span in self._spans[index])
-            total += layer.state_bytes * len(self.checkpoints)
-        return total
+        states = sum(self.layer(index).state_bytes for index in self.layers)
+        return self.entry_bytes + states * len(self.checkpoints)
 
 
 def _range(wanted: Span | None, size: int, what: str, whose: str) -> range:

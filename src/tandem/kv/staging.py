@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tandem.errors import HandoffError
+from tandem.kv.arena import Arena
 from tandem.kv.dtypes import DTYPES, Array
 from tandem.kv.intake import Intake
 from tandem.kv.intervals import Intervals, Span
@@ -81,7 +82,7 @@ class Staging:
     """Receives what `wanted` names of a model with this layout.
 
     Args:
-        allocate: makes an uninitialised array of a shape and dtype; numpy's own by default.
+        allocate: makes an uninitialised array of a shape and dtype; by default they share one mapping.
 
     Raises:
         InvalidRequestError: `wanted` does not fit the layout.
@@ -91,15 +92,20 @@ class Staging:
         nbytes: memory that the entries take (states come on top).
     """
 
-    def __init__(self, layout: Layout, wanted: Wanted, *, allocate: Allocate = np.empty) -> None:
+    def __init__(self, layout: Layout, wanted: Wanted, *, allocate: Allocate | None = None) -> None:
         self.plan = Plan(layout, wanted)
         self.lock = threading.Lock()
         self.parts: dict[tuple[int, int], PartBuffer] = {}
         self.states: dict[tuple[int, int, int], StateBuffer] = {}
-        self._released: set[int] = set()
+        self._arena: Arena | None = None
+        if allocate is None:
+            buffers = sum(len(self.plan.spans(index)) * len(self.plan.layer(index).parts) for index in self.plan.layers)
+            self._arena = Arena(self.plan.entry_bytes, buffers)
+            allocate = self._arena.allocate
         for index in self.plan.layers:
+            spans = self.plan.spans(index)
             for number, part in enumerate(self.plan.layer(index).parts):
-                self.parts[index, number] = PartBuffer(part, self.plan.heads(part), self.plan.spans(index), allocate)
+                self.parts[index, number] = PartBuffer(part, self.plan.heads(part), spans, allocate)
         self.nbytes = sum(one.array.nbytes for part in self.parts.values() for one in part.segments)
 
     # --------------------------------------------------------------------------------------------------- being filled
@@ -190,11 +196,16 @@ class Staging:
             return _read_only(buffer.array)
 
     def release(self, layer: int) -> None:
-        """Free the memory of a layer whose entries were committed. Nothing of it can be read any more."""
+        """Free the memory of a layer whose entries were committed. Nothing of it can be read any more, and arrays that
+        `entries` returned of it hold rubbish from now on."""
         with self.lock:
-            self.parts = {key: buffer for key, buffer in self.parts.items() if key[0] != layer}
+            released = [key for key in self.parts if key[0] == layer]
+            for key in released:
+                buffer = self.parts.pop(key)
+                if self._arena is not None:
+                    for segment in buffer.segments:
+                        self._arena.give_back(segment.array)
             self.states = {key: buffer for key, buffer in self.states.items() if key[0] != layer}
-            self._released.add(layer)
 
     # ------------------------------------------------------------------------------------------- the intakes' support
 

@@ -15,12 +15,23 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol
 
 from tandem.errors import CancelledError, PeerLostError, PeerSilentError
 
 _MAX_VECTORS = 512
 """Buffers per system call; all platforms take 1024."""
+
+_PIECE = 256 << 10
+"""Bytes received at a time: few enough to be in the processor's cache still when their checksum is computed."""
+
+
+class Digest(Protocol):
+    """A running checksum."""
+
+    def update(self, data: memoryview, /) -> object:
+        """Add bytes."""
+        ...
 
 
 class Patience(NamedTuple):
@@ -126,31 +137,36 @@ class Transport:
                 self.sent += count
                 pending = _after(pending, count)
 
-    def receive(self, views: Sequence[memoryview], patience: Patience) -> None:
+    def receive(self, views: Sequence[memoryview], patience: Patience, *, digest: Digest | None = None) -> None:
         """Fill all buffers, in order.
+
+        Args:
+            digest: is updated with the bytes as they come, while the processor still has them in its cache.
 
         Raises:
             PeerLostError: the connection ended before they were full.
             PeerSilentError, CancelledError: as for every wait.
         """
-        pending = [view for view in views if len(view)]
-        while pending:
-            try:
-                if self._tls is not None or len(pending) == 1:
-                    count = self._socket.recv_into(pending[0])
-                else:
-                    count = self._socket.recvmsg_into(pending[:_MAX_VECTORS])[0]
-            except (BlockingIOError, ssl.SSLWantReadError):
-                self._wait(select.POLLIN, patience)
-            except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT, patience)
-            except OSError as error:
-                raise PeerLostError(f"The connection broke ({error}). Is the peer still up?") from error
-            else:
+        for view in views:
+            filled, size = 0, len(view)
+            while filled < size:
+                piece = view[filled : filled + _PIECE] if size > _PIECE else view[filled:]
+                try:
+                    count = self._socket.recv_into(piece)
+                except (BlockingIOError, ssl.SSLWantReadError):
+                    self._wait(select.POLLIN, patience)
+                    continue
+                except ssl.SSLWantWriteError:
+                    self._wait(select.POLLOUT, patience)
+                    continue
+                except OSError as error:
+                    raise PeerLostError(f"The connection broke ({error}). Is the peer still up?") from error
                 if not count:
                     raise PeerLostError("The peer closed the connection in the middle. Is it still up?")
-                self.received += count
-                pending = _after(pending, count)
+                if digest is not None:
+                    digest.update(piece[:count])
+                filled += count
+            self.received += size
 
     def wait_readable(self, patience: Patience) -> Literal["readable", "woken", "late"]:
         """Wait for a first byte (or the end of the stream), a `wake`, or a deadline.

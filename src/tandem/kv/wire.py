@@ -106,9 +106,14 @@ _EMPTY = frozenset((FrameType.KEEP_ALIVE, FrameType.CANCEL))
 _TENSORS = frozenset((FrameType.DATA, FrameType.STATE))
 
 
+def new_digest() -> xxhash.xxh3_64:
+    """A running checksum of a payload: `update` it, then take its `intdigest`."""
+    return xxhash.xxh3_64()
+
+
 def checksum(views: Iterable[Any]) -> int:
     """xxh3-64 (seed 0) of the bytes of all buffers, one after the other."""
-    digest = xxhash.xxh3_64()
+    digest = new_digest()
     for view in views:
         digest.update(view)
     return digest.intdigest()
