@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandem.kv.coverage import Coverage
 from tandem.kv.intervals import Intervals, Span, merge
 
 spans = st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda ends: Span(min(ends), max(ends)))
@@ -41,3 +42,40 @@ def test_merge_is_the_union(given_spans: list[Span]) -> None:
     merged = merge(given_spans)
     assert {p for span in merged for p in range(*span)} == {p for span in given_spans for p in range(*span)}
     assert all(left.end < right.start for left, right in itertools.pairwise(merged))
+
+
+rectangles = st.tuples(spans.map(lambda span: Span(span.start % 6, span.end % 7)), spans)
+
+
+@given(st.lists(st.tuples(st.booleans(), rectangles), max_size=10), rectangles)
+def test_coverage_behaves_like_a_set_of_places(
+    steps: list[tuple[bool, tuple[Span, Span]]], probe: tuple[Span, Span]
+) -> None:
+    heads = Span(0, 6)
+    coverage, places = Coverage(heads), set[tuple[int, int]]()
+
+    def of(rectangle: tuple[Span, Span]) -> set[tuple[int, int]]:
+        return {(head, token) for head in range(*rectangle[0]) for token in range(*rectangle[1])}
+
+    for adds, rectangle in steps:
+        if rectangle[0].length <= 0 or rectangle[1].length <= 0:
+            continue
+        if not adds:
+            coverage.forget_from(rectangle[1].start, rectangle[0])
+            places -= {place for place in places if place[0] in range(*rectangle[0]) and place[1] >= rectangle[1].start}
+        elif of(rectangle) & places:
+            with pytest.raises(ValueError, match="overlap"):
+                coverage.add(*rectangle)
+        else:
+            coverage.add(*rectangle)
+            places |= of(rectangle)
+    if probe[0].length > 0:
+        assert coverage.covers(*probe) == (of(probe) <= places)
+        assert coverage.overlaps(*probe) == bool(of(probe) & places)
+        copy = Coverage(heads)
+        copy.reset(coverage, probe[0])
+        assert copy.covers(*probe) == coverage.covers(*probe)
+        assert copy.ends() <= coverage.ends()
+    end = coverage.end_of(probe[1].start)
+    assert all((head, token) in places for head in range(6) for token in range(probe[1].start, end))
+    assert any((head, end) not in places for head in range(6))

@@ -40,7 +40,7 @@ class Intake:
             self._check_within(staging.plan)
             for index in self.plan.layers:
                 for number, part in enumerate(self.plan.layer(index).parts):
-                    staging.parts[index, number].forget_after(wanted.start, self.plan.heads(part))
+                    staging.parts[index, number].forget_from(wanted.start, self.plan.heads(part))
             staging.states = {
                 key: buffer
                 for key, buffer in staging.states.items()
@@ -102,8 +102,7 @@ class Intake:
                 self._staging.prune_states(header.token_end)
             else:
                 part = self._buffer(header)
-                for head in range(header.head_start, header.head_start + header.head_count):
-                    part.verified[head].add(header.token_start, header.token_end)
+                part.verified.add(header.heads, header.tokens)
         self.bytes += header.length
         self._pending = None
 
@@ -177,14 +176,12 @@ class Intake:
         segment = buffer.segment(header.token_start, header.token_end) if buffer else None
         if buffer is None or segment is None:
             raise WireError(f"Layer {header.layer} is no longer received into. The peer is broken.")
-        rows = range(header.head_start, head_end)
-        if any(buffer.reserved[head].overlaps(header.token_start, header.token_end) for head in rows):
+        if buffer.reserved.overlaps(header.heads, header.tokens):
             raise WireError(
                 f"Tokens [{header.token_start}, {header.token_end}) of layer {header.layer} came twice. "
                 "The peer is broken."
             )
-        for head in rows:
-            buffer.reserved[head].add(header.token_start, header.token_end)
+        buffer.reserved.add(header.heads, header.tokens)
         if codec is None:
             return _rows(buffer, segment, header)
         if len(self._scratch) < header.length:

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from tandem.errors import CancelledError, EngineError, TandemError
 from tandem.kv.control import Done, Progress
+from tandem.kv.coverage import Coverage
 from tandem.kv.dtypes import DTYPES, Array
-from tandem.kv.intervals import Intervals, Span
+from tandem.kv.intervals import Span
 from tandem.kv.plan import Plan
 
 
@@ -83,7 +84,7 @@ class PrefillJob:
         self._changed = threading.Condition()
         self._outgoing: deque[Outgoing] = deque()
         self._backlog = 0
-        self._emitted: dict[tuple[int, int, int], Intervals] = {}
+        self._emitted: dict[tuple[int, int], Coverage] = {}
         self._states: set[tuple[int, int, int]] = set()
         self._progress = Progress(0, plan.wanted.end)
         self._cancelled = False
@@ -254,9 +255,14 @@ class PrefillJob:
                 raise ValueError(f"state {key} was emitted before")
             self._states.add(key)
             return
-        for head in range(item.head, item.head + item.array.shape[0]):
-            known = self._emitted.setdefault((item.layer, item.part, head), Intervals())
-            known.add(item.token, item.token + item.array.shape[1])
+        heads = Span(item.head, item.head + item.array.shape[0])
+        tokens = Span(item.token, item.token + item.array.shape[1])
+        self._coverage(item.layer, item.part).add(heads, tokens)
+
+    def _coverage(self, layer: int, part: int) -> Coverage:
+        if (layer, part) not in self._emitted:
+            self._emitted[layer, part] = Coverage(self.plan.heads(self.plan.layer(layer).parts[part]))
+        return self._emitted[layer, part]
 
     def _missing(self) -> str:
         for index in self.plan.layers:
@@ -266,9 +272,7 @@ class PrefillJob:
                     if (index, number, tokens) not in self._states:
                         return f"state {number} of layer {index} after {tokens} tokens"
             for number, part in enumerate(layer.parts):
-                for head in range(*self.plan.heads(part)):
-                    known = self._emitted.get((index, number, head), Intervals())
-                    for span in self.plan.spans(index):
-                        if not known.covers(*span):
-                            return f"tokens of [{span.start}, {span.end}) in layer {index}, {part.name}, head {head}"
+                for span in self.plan.spans(index):
+                    if not self._coverage(index, number).covers(self.plan.heads(part), span):
+                        return f"tokens of [{span.start}, {span.end}) in layer {index}, {part.name}"
         return ""

@@ -18,9 +18,10 @@ import numpy as np
 
 from tandem.errors import HandoffError
 from tandem.kv.arena import Arena
+from tandem.kv.coverage import Coverage
 from tandem.kv.dtypes import DTYPES, Array
 from tandem.kv.intake import Intake
-from tandem.kv.intervals import Intervals, Span
+from tandem.kv.intervals import Span
 from tandem.kv.layout import Layout, Part
 from tandem.kv.plan import Plan, Wanted
 
@@ -40,15 +41,15 @@ class PartBuffer:
 
     Attributes:
         heads: which heads, by their number in the model.
-        reserved: per head, tokens that some frame was accepted for, received or not.
-        verified: per head, tokens whose entries are there.
+        reserved: what some frame was accepted for, received or not.
+        verified: whose entries are there.
     """
 
     def __init__(self, part: Part, heads: Span, spans: tuple[Span, ...], allocate: Allocate) -> None:
         self.part = part
         self.heads = heads
-        self.reserved = {head: Intervals() for head in range(*heads)}
-        self.verified = {head: Intervals() for head in range(*heads)}
+        self.reserved = Coverage(heads)
+        self.verified = Coverage(heads)
         dtype = DTYPES[part.dtype].array
         self.segments: list[Segment] = []
         for span in spans:
@@ -61,14 +62,12 @@ class PartBuffer:
 
     def covers(self, spans: tuple[Span, ...], heads: Span | None = None) -> bool:
         """Whether all heads have verified entries for all of these tokens."""
-        chosen = range(*(heads or self.heads))
-        return all(self.verified[head].covers(*span) for span in spans for head in chosen)
+        return all(self.verified.covers(heads or self.heads, span) for span in spans)
 
-    def forget_after(self, end: int, heads: Span) -> None:
-        """Drop everything at or beyond token `end`, and all that was reserved and never verified."""
-        for head in range(*heads):
-            self.verified[head] = self.verified[head].clipped(0, end)
-            self.reserved[head] = self.verified[head].clipped(0, end)
+    def forget_from(self, token: int, heads: Span) -> None:
+        """Drop `token` and everything after it, and all that was reserved and never verified."""
+        self.verified.forget_from(token, heads)
+        self.reserved.reset(self.verified, heads)
 
 
 class StateBuffer(NamedTuple):
@@ -146,9 +145,9 @@ class Staging:
         candidates = set(self.plan.checkpoints)
         for (index, _), buffer in self.parts.items():
             if self.plan.layer(index).kind == "tokens":
-                reach = min(reach, *(one.end_of(start) for one in buffer.verified.values()))
+                reach = min(reach, buffer.verified.end_of(start))
             else:
-                candidates.update(span.end for one in buffer.verified.values() for span in one.spans())
+                candidates |= buffer.verified.ends()
         candidates.add(reach)
         fitting = (t for t in sorted(candidates, reverse=True) if start < t <= reach and self._complete_at(t))
         return next(fitting, start)

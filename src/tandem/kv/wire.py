@@ -16,6 +16,7 @@ import xxhash
 
 from tandem.errors import WireError
 from tandem.kv.dtypes import DTYPE_CODES
+from tandem.kv.intervals import Span
 from tandem.kv.layout import MAX_LAYERS, MAX_PARTS, MAX_TOKENS
 
 MAGIC = b"TdKV"
@@ -91,6 +92,16 @@ class Header(NamedTuple):
     def token_end(self) -> int:
         """First token after a data frame's; the tokens that a state stands for."""
         return self.token_start + self.token_count
+
+    @property
+    def heads(self) -> Span:
+        """Heads of a data frame."""
+        return Span(self.head_start, self.head_start + self.head_count)
+
+    @property
+    def tokens(self) -> Span:
+        """Tokens of a data frame."""
+        return Span(self.token_start, self.token_end)
 
     @property
     def name(self) -> str:

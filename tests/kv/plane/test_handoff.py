@@ -328,7 +328,7 @@ def test_the_producers_mistakes_are_its_own() -> None:
         run = in_background(client.transfer(PROMPT, staged(Wanted(10, 200))))
         job = producer.wait_for_job()
         feed(job, 0, 64)
-        with pytest.raises(ValueError, match="overlaps"):
+        with pytest.raises(ValueError, match="overlap"):
             feed(job, 63, 64)
         for wrong in (
             np.zeros((3, 4, 16), np.float16),
