@@ -62,7 +62,7 @@ class Coverage:
         other._split(heads)
         rest = [one for one in self._groups if not heads.start <= one[0].start < heads.end]
         taken = [
-            (group, known.clipped(0, known.spans()[-1].end) if known.count else Intervals())
+            (group, Intervals(known.spans()))
             for group, known in other._groups
             if heads.start <= group.start < heads.end
         ]

@@ -7,7 +7,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,44 +25,12 @@ from tandem.kv.codec import CODEC_NAMES, RAW
 from tandem.kv.control import Accepted, Busy, Done, PrefillRequest, Problem, Progress
 from tandem.kv.handshake import expect_nonce
 from tandem.kv.intake import Intake
+from tandem.kv.outcome import Outcome
 from tandem.kv.peer import Link, Peer
 from tandem.kv.plan import Wanted
 from tandem.kv.staging import Staging
 from tandem.kv.transport import Patience
 from tandem.kv.wire import FrameType, Header
-
-
-class Outcome(NamedTuple):
-    """What came of a hand-off, whole or not.
-
-    Attributes:
-        complete: `Staging.complete_through()`: everything before this token can be committed.
-        error: why it broke off; None if everything that was asked for arrived.
-        peer: the server's name, else its address.
-        codec: the one that was agreed on.
-        tokens: asked for.
-        cached: tokens of the context that the server's prefix cache supplied.
-        payload_bytes: received entries and states, as sent. `wire_bytes` adds headers and control frames.
-        queued: seconds in the server's queue.
-        computing: seconds of the server's prefill.
-        transferring: seconds beyond those two: transfer that computing did not hide, and round trips.
-        seconds: in all.
-        reused: over a connection that stood already.
-    """
-
-    complete: int
-    error: TandemError | None
-    peer: str
-    codec: str
-    tokens: int
-    cached: int
-    payload_bytes: int
-    wire_bytes: int
-    queued: float
-    computing: float
-    transferring: float
-    seconds: float
-    reused: bool
 
 
 class Transfer:

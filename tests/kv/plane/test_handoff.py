@@ -20,12 +20,13 @@ from tandem.errors import (
 from tandem.kv.control import Progress
 from tandem.kv.intervals import Span
 from tandem.kv.job import Admission, PrefillJob
+from tandem.kv.outcome import Outcome
 from tandem.kv.peer import ClientOptions
 from tandem.kv.plan import Wanted
 from tandem.kv.server import ServerOptions
 from tandem.kv.synthetic import SyntheticProducer
 from tandem.kv.tls import Authority
-from tandem.kv.transfer import Outcome, Transfer
+from tandem.kv.transfer import Transfer
 from tests.kv.layouts import LAYOUTS
 from tests.kv.plane.support import PROMPT, QUICK, HeldProducer, feed, handoff, serving, staged, wrong_entries
 
