@@ -25,7 +25,7 @@ from tandem.kv.codec import CODEC_NAMES, RAW
 from tandem.kv.control import Accepted, Busy, Done, PrefillRequest, Problem, Progress
 from tandem.kv.handshake import expect_nonce
 from tandem.kv.intake import Intake
-from tandem.kv.outcome import Outcome
+from tandem.kv.outcome import Outcome as Outcome
 from tandem.kv.peer import Link, Peer
 from tandem.kv.plan import Wanted
 from tandem.kv.staging import Staging
