@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import platformdirs
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -39,7 +39,7 @@ class Settings(BaseSettings):
     max_decode_stall: float = Field(
         0.5,
         gt=0,
-        description="Pause that a prefill step should not exceed while answers run; it has at least 64 tokens.",
+        description="Longest pause by a prefill step of 64 tokens or more while answers run; up to 4 times it when more wait.",
     )
     prefix_cache_bytes: int = Field(
         -1, ge=-1, description="Budget of the prefix cache; -1 takes a share of free memory, 0 switches it off."
@@ -68,6 +68,15 @@ class Settings(BaseSettings):
         10.0, ge=0, description="Running answers may take this long once the server was asked to stop."
     )
     max_restarts: int = Field(5, ge=0, description="Failed starts in a row before an instance is given up.")
+
+    @field_validator("prefill_peers")
+    @classmethod
+    def _check_peers(cls, value: str) -> str:
+        for peer in filter(None, (item.strip() for item in value.split(","))):
+            host, _, port = peer.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(f"'{peer}' is not of the form host:port")
+        return value
 
     @property
     def models_dir(self) -> Path:

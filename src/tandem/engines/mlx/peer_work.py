@@ -38,24 +38,15 @@ class PeerWork:
         """Whether there is anything to do."""
         return self._job is not None or len(self._desk) > 0
 
-    @property
-    def tokens(self) -> int:
-        """Length of the context that is being computed; 0 when none is."""
-        return len(self._job.tokens) if self._job is not None else 0
-
-    def step(self, limit: int) -> int:
-        """Compute the next chunk of at most `limit` tokens for whoever's turn it is.
-
-        Returns:
-            How many tokens were computed.
-        """
+    def step(self, limit: int) -> None:
+        """Compute the next chunk of at most `limit` tokens for whoever's turn it is."""
         if self._job is None:
             self._job = self._desk.take()
         job = self._job
         if job is None:
-            return 0
+            return
         try:
-            return self._advance(job, limit)
+            self._advance(job, limit)
         except CancelledError:
             self._forget()
         except TandemError as error:
@@ -65,20 +56,19 @@ class PeerWork:
             logger.exception("a peer's prefill failed")
             job.fail(EngineError(f"The prompt could not be processed: {error}"))
             self._forget()
-        return 0
 
-    def _advance(self, job: PrefillJob, limit: int) -> int:
+    def _advance(self, job: PrefillJob, limit: int) -> None:
         if job.cancelled:
             raise CancelledError("Nobody waits for this prefill any more.")
         if job.congested:
             # The client takes entries more slowly than they are computed. Others' work comes first.
             time.sleep(CONGESTION_PAUSE)
-            return 0
+            return
         prefill = self._prefill or self._begin(job)
         before = prefill.position
         if not prefill.done:
             due = next(point for point in job.plan.checkpoints if point > before)
-            prefill.step(limit, due)
+            prefill.step(min(limit, due - before))
             tokens = prefill.tokens[: prefill.position]
             self._prefix.store(tokens, prefill.cache, tail=prefill.done)
             emit(job, prefill.cache, before, prefill.position)
@@ -86,7 +76,6 @@ class PeerWork:
         if prefill.done:
             job.finish()
             self._forget()
-        return prefill.position - before
 
     def _begin(self, job: PrefillJob) -> Prefill:
         job.progress(0)

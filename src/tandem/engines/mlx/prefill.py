@@ -17,21 +17,13 @@ SCORED_CHUNK = 128
 """Prompt tokens per step when every position's logits are wanted: each takes a vocabulary's worth of memory."""
 
 
-SHORT_TAIL = BLOCK_TOKENS // 2
-"""What is left of a prompt and shorter than this joins the chunk before it."""
-
-
 def chunk_end(position: int, total: int, limit: int) -> int:
-    """Where the next chunk ends: `limit` tokens on, on a block boundary where one is in reach, or at the prompt's end
-    if little more than that is left.
+    """Where the next chunk ends: at most `limit` tokens on, on a block boundary where one is in reach.
 
     Block boundaries depend on the position in the prompt alone. So the same prompt is cut in the same places whether
     its beginning came from the prefix cache or not.
     """
     end = min(total, position + limit)
-    if 0 < total - end < min(SHORT_TAIL, limit // 2):
-        # A few tokens by themselves would cost a whole reading of the weights.
-        return total
     if end < total:
         aligned = end - end % BLOCK_TOKENS
         if aligned > position:
@@ -76,15 +68,15 @@ class Prefill:
         """Whether they are all there."""
         return self.position >= self.total
 
-    def step(self, limit: int, stop: int | None = None) -> int:
-        """Process the next chunk of about `limit` tokens, and not beyond token `stop`.
+    def step(self, limit: int) -> int:
+        """Process the next chunk of at most `limit` tokens.
 
         Returns:
             How many tokens it had.
         """
         if self._alternatives is not None:
             limit = min(limit, SCORED_CHUNK)
-        end = chunk_end(self.position, self.total if stop is None else stop, limit)
+        end = chunk_end(self.position, self.total, limit)
         chunk = mx.array(self.tokens[self.position : end], mx.uint32)[None]
         logits = self._model(chunk, cache=self.cache)
         if self._alternatives is not None:
