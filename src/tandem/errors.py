@@ -50,6 +50,8 @@ class TandemError(Exception):
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
+    permanent: ClassVar[bool] = False
+    """Trying the same again cannot help: files, settings or the request have to change first."""
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -59,6 +61,7 @@ class TandemError(Exception):
 
 
 class InvalidRequestError(TandemError):
+    permanent = True
     status = 400
     code = "invalid_request"
 
@@ -147,6 +150,7 @@ class DeadlineError(TandemError):
 
 
 class ModelError(TandemError):
+    permanent = True
     code = "model_error"
 
 
@@ -155,6 +159,7 @@ class UnsupportedModelError(ModelError):
 
 
 class DownloadError(ModelError):
+    permanent = False
     code = "download_error"
 
 
@@ -163,6 +168,7 @@ class CorruptModelError(ModelError):
 
 
 class ConfigError(TandemError):
+    permanent = True
     code = "config_error"
 
 

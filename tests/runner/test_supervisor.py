@@ -9,7 +9,18 @@ import threading
 
 import pytest
 
-from tandem.errors import InstanceNotReadyError, InvalidRequestError, QueueFullError, RunnerDiedError, TandemError
+from tandem.errors import (
+    ConfigError,
+    CorruptModelError,
+    DownloadError,
+    EngineError,
+    InstanceNotReadyError,
+    InvalidRequestError,
+    QueueFullError,
+    RunnerDiedError,
+    TandemError,
+    UnsupportedError,
+)
 from tandem.runner.messages import MAX_FRAME_BYTES
 from tandem.types import Accepted, ChatPrompt, Event, Finished, GenerationRequest, TokenPrompt
 
@@ -121,6 +132,13 @@ async def test_a_damaged_model_is_not_tried_again(make_supervisor: MakeSuperviso
     assert supervisor.restarts == 0
     assert supervisor.error is not None
     assert supervisor.error.code == "corrupt_model"
+
+
+def test_what_cannot_change_by_itself_is_permanent() -> None:
+    for error in (ConfigError, CorruptModelError, UnsupportedError):
+        assert error.permanent
+    for error in (DownloadError, EngineError, RunnerDiedError, InstanceNotReadyError):
+        assert not error.permanent
 
 
 async def test_not_ready_says_so(make_supervisor: MakeSupervisor) -> None:

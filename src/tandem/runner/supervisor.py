@@ -176,8 +176,7 @@ class Supervisor:
                 await asyncio.wait_for(self._stopping.wait(), pause)
 
     def _worth_retrying(self) -> bool:
-        # Files that are missing, damaged or of an unknown kind stay so.
-        return self.error is None or not self.error.code.endswith("_model")
+        return self.error is None or not self.error.permanent
 
     async def _run_once(self) -> bool:
         """One life of a runner. Returns whether it ever became ready."""
@@ -257,7 +256,7 @@ class Supervisor:
             now = time.monotonic()
             stuck = now - self._moved
             limits = self._settings
-            if now - self._beaten > max(HEARTBEAT_DEADLINE_SECONDS, 0.0):
+            if now - self._beaten > HEARTBEAT_DEADLINE_SECONDS:
                 self._kill_reason = f"no sign of life for {now - self._beaten:.0f} s"
             elif self.state == "warming" and stuck > limits.warm_up_deadline:
                 self._kill_reason = f"warm-up took longer than {limits.warm_up_deadline:.0f} s"
