@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from tandem.api.server import HttpServer, serve
-from tandem.cli.announce import EventAnnouncer, HumanAnnouncer
+from tandem.cli.announce import Announcer, EventAnnouncer, HumanAnnouncer
 from tandem.cli.failure import INTERRUPTED
 from tandem.cli.loading import obtain, show_loading
 from tandem.cli.output import note
@@ -61,7 +61,7 @@ class _Serving:
         self._references = references
         self._events = events
         self._verbose = verbose
-        self._announcer = EventAnnouncer() if events else HumanAnnouncer()
+        self._announcer: Announcer = EventAnnouncer() if events else HumanAnnouncer()
         self._stop = asyncio.Event()
 
     async def run(self) -> None:

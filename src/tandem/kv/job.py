@@ -91,7 +91,6 @@ class PrefillJob:
         self._end: Done | TandemError | None = None
         self._accepted_at = time.monotonic()
         self._started_at: float | None = None
-        self._computed_at: float | None = None
 
     # ------------------------------------------------------------------------------------------------ the producer's
 
@@ -175,7 +174,7 @@ class PrefillJob:
                 self._conclude(error)
                 raise error
             self._start()
-            now = self._computed_at = time.monotonic()
+            now = time.monotonic()
             started = self._started_at or now
             self._conclude(
                 Done(

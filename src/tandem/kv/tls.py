@@ -112,6 +112,15 @@ class Authority:
         return builder.sign(self._key, hashes.SHA256())
 
 
+def identity_for(secret: str, common_name: str) -> Identity | None:
+    """The node's identity under a cluster secret; None where there is no secret.
+
+    Raises:
+        ConfigError: secret or name cannot be used.
+    """
+    return Authority(secret).issue(common_name) if secret else None
+
+
 def _key_usage(*, authority: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not authority,

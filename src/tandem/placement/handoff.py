@@ -43,6 +43,7 @@ class CodecCost:
 
 
 RAW = CodecCost("raw")
+NO_PEER = "No prefill peer is linked."
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +164,7 @@ def decide(size: PromptSize, here: Here, peers: Sequence[Peer]) -> Decision:
         return Decision("local", None, "raw", None, None, "This node's own speed is not measured yet.")
     local = local_seconds(size, here)
     if not offers:
-        why = "No prefill peer is linked." if not peers else "No peer's speed is measured yet."
+        why = NO_PEER if not peers else "No peer's speed is measured yet."
         return Decision("local", None, "raw", local, None, why)
     remote, codec, peer = min(offers, key=lambda offer: offer[0])
     if remote < local:

@@ -21,7 +21,7 @@ from tandem.engines.base import Engine, EngineOptions, Output, Prepared
 from tandem.engines.registry import build_engine
 from tandem.errors import TandemError
 from tandem.kv.server import PrefillServer, ServerOptions
-from tandem.kv.tls import Authority
+from tandem.kv.tls import identity_for
 from tandem.runner.messages import (
     HEADER,
     MAX_FRAME_BYTES,
@@ -119,7 +119,7 @@ class Runner:
         plane = self._engine.kv_plane() if options.kv_port >= 0 else None
         if plane is None:
             return None
-        identity = Authority(options.cluster_secret).issue(options.node_id) if options.cluster_secret else None
+        identity = identity_for(options.cluster_secret, options.node_id)
         listen = ServerOptions(host=options.kv_host, port=options.kv_port, node=options.node_id)
         self._kv_port = PrefillServer(
             plane.producer, plane.layout, plane.fingerprint, identity=identity, options=listen

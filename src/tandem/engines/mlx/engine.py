@@ -74,10 +74,11 @@ class MlxEngine(Engine):
         self._loaded = loaded = load(options, report)
         self._text = TextModel.load(options.folder)
         self._decoder = Decoder(loaded.model)
-        size = measure_sequence(loaded.make_cache, loaded.model)
-        self._memory = MemoryBudget.measure(size, padded=is_batchable(loaded.make_cache()))
+        seen = loaded.seen_cache()
+        size = measure_sequence(seen)
+        self._memory = MemoryBudget.measure(size, padded=is_batchable(seen))
         self._prefix = PrefixCache(loaded.make_cache, self._memory.prefix_budget(options.prefix_cache_bytes))
-        self._handoffs = Handoffs(options, loaded, self._prefix, self._chunk, lambda: self.wake())
+        self._handoffs = Handoffs(options, loaded, seen, self._prefix, self._chunk, lambda: self.wake())
         self._is_loaded = True
         return ModelInfo(
             model_id=options.model_id,
@@ -209,7 +210,7 @@ class MlxEngine(Engine):
         if prefill is None:
             prefill = self._begin(sequence)
             events.append(sequence.answer.accept(prefill.position))
-            if not prefill.done and self._handoffs.consider(sequence, prefill.cache, prefill.position, 0.0):
+            if not prefill.done and self._handoffs.consider(sequence, prefill.cache, prefill.position):
                 self._prefilling.remove(sequence)
                 return
             sequence.prefill = prefill

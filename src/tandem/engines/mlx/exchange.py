@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import mlx.core as mx
-from mlx.utils import tree_map
 
 from tandem.engines.mlx.cache_kinds import entry_count, kind_of, leaves, put_entries, take_entries
 from tandem.engines.mlx.layout import (
@@ -90,7 +89,7 @@ def commit(
             continue
         pieces: list[Any] = []
         needed = layer.held(end)
-        kept = max(needed[0].start, 0) if needed else 0
+        kept = needed[0].start if needed else 0
         if start > kept:
             pieces.append(take_entries(source, kept, start))
         for span in layer.needed(start, end):
@@ -100,5 +99,5 @@ def commit(
             ]
             pieces.append(entries_of(received))
         put_entries(leaf, pieces, end)
-    mx.eval([tree_map(lambda array: array, leaf.state) for leaf in leaves(cache)])
+    mx.eval([leaf.state for leaf in leaves(cache)])
     return cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from tandem.engines.base import EngineOptions, KvPlane
@@ -18,7 +19,9 @@ from tandem.engines.mlx.prefix_cache import PrefixCache
 from tandem.engines.mlx.remote import RemotePrefill, RemotePrefills
 from tandem.engines.mlx.request import Sequence
 from tandem.errors import HandoffError
-from tandem.placement.handoff import Here
+from tandem.kv.fingerprint import Fingerprint
+from tandem.kv.layout import Layout
+from tandem.placement.handoff import NO_PEER, Decision, Here
 from tandem.placement.rates import RateTable
 
 logger = logging.getLogger("tandem.mlx")
@@ -29,31 +32,44 @@ CHECKPOINT_TOKENS = 1024
 class Handoffs:
     """Owned and called by the engine thread, but for the desk and `wake`.
 
+    Layout and fingerprint are made when somebody needs them: the fingerprint reads the model's files.
+
     Args:
+        seen: a cache of the model that has seen tokens.
         wake: tells the engine thread, from any other, that there is something to do.
     """
 
     def __init__(
-        self, options: EngineOptions, loaded: LoadedModel, prefix: PrefixCache, chunk: int, wake: Callable[[], None]
+        self,
+        options: EngineOptions,
+        loaded: LoadedModel,
+        seen: list[Any],
+        prefix: PrefixCache,
+        chunk: int,
+        wake: Callable[[], None],
     ) -> None:
+        self._options = options
         self._loaded = loaded
+        self._seen = seen
         self._prefix = prefix
         self._chunk = chunk
         self.rates = RateTable()
-        self.layout = layout_of(loaded.model, loaded.make_cache)
-        self.fingerprint = fingerprint_of(loaded, self.layout, options.folder)
         self.desk = PrefillDesk(wake, lambda tokens: self.rates.seconds(tokens) if self.rates.known else 0.0)
         self._peer_work = PeerWork(loaded, prefix, self.desk)
-        self._remotes = RemotePrefills(options, self.layout, self.fingerprint, wake, checkpoint=CHECKPOINT_TOKENS)
+        self._remotes: RemotePrefills | None = None
+        if options.prefill_peers:
+            self._remotes = RemotePrefills(options, self.layout, self.fingerprint, wake, checkpoint=CHECKPOINT_TOKENS)
         self.receiving: list[Sequence] = []
-        self._template = self._seen_cache()
 
-    def _seen_cache(self) -> list[Any]:
-        import mlx.core as mx
+    @cached_property
+    def layout(self) -> Layout:
+        """What the model's cache looks like."""
+        return layout_of(self._seen)
 
-        cache = self._loaded.make_cache()
-        self._loaded.model(mx.zeros((1, 2), mx.uint32), cache=cache)
-        return cache
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What a peer's model has to agree with."""
+        return fingerprint_of(self._loaded, self.layout, self._options.folder)
 
     @property
     def plane(self) -> KvPlane:
@@ -62,7 +78,7 @@ class Handoffs:
 
     # ---------------------------------------------------------------------------------------------- asked of others
 
-    def consider(self, sequence: Sequence, held: list[Any], start: int, queue_seconds: float) -> bool:
+    def consider(self, sequence: Sequence, held: list[Any], start: int) -> bool:
         """Begin a remote prefill if that is predicted to be sooner.
 
         Returns:
@@ -70,7 +86,10 @@ class Handoffs:
         """
         if sequence.scored or not sequence.may_hand_off:
             return False
-        here = Here(self.rates, queue_seconds)
+        if self._remotes is None:
+            sequence.answer.decided(Decision("local", None, "raw", None, None, NO_PEER))
+            return False
+        here = Here(self.rates)
         remote, decision = self._remotes.consider(sequence.tokens, held, start, here, chunk=self._chunk)
         sequence.answer.decided(decision)
         if remote is None:
@@ -118,7 +137,7 @@ class Handoffs:
                 remote.start,
                 remote.staging,
                 complete,
-                self._template,
+                self._seen,
             )
         except HandoffError as error:
             logger.warning("received entries are not used: %s", error.message)
@@ -157,4 +176,5 @@ class Handoffs:
             if sequence.remote is not None:
                 sequence.remote.cancel()
         self.receiving.clear()
-        self._remotes.close()
+        if self._remotes is not None:
+            self._remotes.close()

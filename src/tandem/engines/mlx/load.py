@@ -16,6 +16,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from tandem.engines.base import EngineOptions, LoadProgress
+from tandem.engines.mlx.cache_kinds import leaves
 from tandem.engines.mlx.quantised import KvQuantisation, choose_quantisation
 from tandem.errors import CorruptModelError, ModelError, UnsupportedModelError
 
@@ -52,6 +53,13 @@ class LoadedModel:
         """An empty cache for one sequence."""
         cache: list[Any] = make_prompt_cache(self.model)
         return cache if self.quantisation is None else self.quantisation.apply(cache)
+
+    def seen_cache(self) -> list[Any]:
+        """A cache that has seen two tokens, evaluated: what this model keeps can be read off it."""
+        cache = self.make_cache()
+        self.model(mx.zeros((1, 2), mx.uint32), cache=cache)
+        mx.eval([leaf.state for leaf in leaves(cache)])
+        return cache
 
 
 def on_accelerator() -> bool:

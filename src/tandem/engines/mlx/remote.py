@@ -19,7 +19,7 @@ from tandem.kv.layout import Layout
 from tandem.kv.peer import ClientOptions
 from tandem.kv.plan import Wanted
 from tandem.kv.staging import Staging
-from tandem.kv.tls import Authority
+from tandem.kv.tls import Identity, identity_for
 from tandem.kv.transfer import Outcome
 from tandem.placement.handoff import Decision, Here, Peer, PromptSize, decide
 from tandem.placement.rates import RateTable
@@ -72,15 +72,14 @@ class RemotePrefill:
 class PeerLink:
     """A peer that prefills for this node, and what is known of its speed."""
 
-    def __init__(self, address: str, fingerprint: Fingerprint, options: EngineOptions) -> None:
+    def __init__(self, address: str, fingerprint: Fingerprint, identity: Identity | None, node_id: str) -> None:
         host, _, port = address.rpartition(":")
-        identity = Authority(options.cluster_secret).issue(options.node_id) if options.cluster_secret else None
         self.address = address
         self.handoff = Handoff(
             (host.strip("[]"), int(port)),
             fingerprint,
             identity=identity,
-            options=ClientOptions(node=options.node_id),
+            options=ClientOptions(node=node_id),
         )
         self.rates = RateTable()
         self.bandwidth = FIRST_BANDWIDTH
@@ -131,7 +130,8 @@ class RemotePrefills:
         self._layout = layout
         self._wake = wake
         self._checkpoint = checkpoint
-        self._peers = [PeerLink(address, fingerprint, options) for address in options.prefill_peers]
+        identity = identity_for(options.cluster_secret, options.node_id)
+        self._peers = [PeerLink(address, fingerprint, identity, options.node_id) for address in options.prefill_peers]
 
     def consider(
         self, tokens: list[int], held: list[Any], start: int, here: Here, *, chunk: int

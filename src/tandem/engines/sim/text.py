@@ -41,7 +41,6 @@ class SimText(TextModel):
         self.call_format = None
         self.accepts_system = True
         self.output_format = "tags"
-        self._word_ids = {word: FIRST_WORD + index for index, word in enumerate(WORDS)}
 
     @property
     def token_count(self) -> int:
