@@ -39,7 +39,7 @@ class Settings(BaseSettings):
     max_decode_stall: float = Field(
         0.5,
         gt=0,
-        description="Longest pause by a prefill step of 64 tokens or more while answers run; up to 4 times it when more wait.",
+        description="Longest pause by a prefill step (of 64 tokens at least) while answers run; more when many wait.",
     )
     prefix_cache_bytes: int = Field(
         -1, ge=-1, description="Budget of the prefix cache; -1 takes a share of free memory, 0 switches it off."
