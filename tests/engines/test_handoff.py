@@ -36,7 +36,7 @@ def always_remote(size: PromptSize, here: Here, peers: Sequence[Peer]) -> Decisi
 
 @pytest.fixture(autouse=True)
 def _remote_whenever_possible(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.engines.mlx.remote.decide", always_remote)
+    monkeypatch.setattr("tandem.engines.handoff.remote.decide", always_remote)
 
 
 class Pair:

@@ -8,7 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from tandem.engines.base import EngineOptions, KvPlane
-from tandem.engines.mlx.desk import PrefillDesk
+from tandem.engines.handoff.desk import PrefillDesk
+from tandem.engines.handoff.remote import RemotePrefill, RemotePrefills
 from tandem.engines.mlx.exchange import commit
 from tandem.engines.mlx.identity import fingerprint_of
 from tandem.engines.mlx.layout import layout_of
@@ -16,7 +17,6 @@ from tandem.engines.mlx.load import LoadedModel
 from tandem.engines.mlx.peer_work import PeerWork
 from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import PrefixCache
-from tandem.engines.mlx.remote import RemotePrefill, RemotePrefills
 from tandem.engines.mlx.request import Sequence
 from tandem.errors import HandoffError
 from tandem.kv.fingerprint import Fingerprint

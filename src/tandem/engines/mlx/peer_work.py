@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 
-from tandem.engines.mlx.desk import PrefillDesk
+from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.mlx.exchange import emit
 from tandem.engines.mlx.load import LoadedModel
 from tandem.engines.mlx.prefill import Prefill

@@ -20,8 +20,8 @@ from tandem.types import ChatPrompt, GenerationRequest
 if TYPE_CHECKING:
     import mlx.core as mx
 
+    from tandem.engines.handoff.remote import RemotePrefill
     from tandem.engines.mlx.prefill import Prefill
-    from tandem.engines.mlx.remote import RemotePrefill
 
 RESERVE_TOKENS = 512
 """Of an answer of unknown length, the part that memory is set aside for before it begins."""
