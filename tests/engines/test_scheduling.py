@@ -100,7 +100,7 @@ def test_chunks_are_small_where_the_device_is_slow(tiny_engine: Callable[..., An
     assert engine._chunk_limit() == engine_module.CPU_PREFILL_CHUNK
     step_until(engine, lambda seen: engine.load_now().decoding == 1, answers)
     for speed, expected in ((1.0, 64), (200.0, 64), (300.0, 128), (1000.0, 256), (1e6, 256)):
-        engine._prefill_tps = speed
+        engine._pace.prefill_tps = speed
         assert engine._chunk_limit() == expected
     drain(engine, answers)
 
@@ -110,7 +110,7 @@ def test_the_shortest_prompt_goes_first(tiny_engine: Callable[..., Any]) -> None
     answers: dict[str, Answered] = {}
     long = submit(engine, greedy(words(1, 900), 2))
     collect(engine.step(), answers)
-    engine._prefill_tps = 500.0
+    engine._pace.prefill_tps = 500.0
     short = submit(engine, greedy(words(2, 20), 2))
     order: list[str] = []
     while engine.has_work:
@@ -133,7 +133,7 @@ def test_nothing_starves(tiny_engine: Callable[..., Any], monkeypatch: pytest.Mo
     answers: dict[str, Answered] = {}
     long = submit(engine, greedy(words(1, 640), 1))
     for number in range(200):
-        engine._prefill_tps = 100.0
+        engine._pace.prefill_tps = 100.0
         submit(engine, greedy(words(number, 64), 1, use_prefix_cache=False))
         collect(engine.step(), answers)
         now += 0.64  # what a chunk takes at that speed

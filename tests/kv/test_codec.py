@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hypothesis_numpy
 
 from tandem.errors import WireError
 from tandem.kv.codec import CODECS, Codec, group_size, negotiate
-from tandem.kv.codec_choice import CodecSpeed, choose_codec, measure, pays
+from tandem.kv.codec_speed import measure
 from tandem.kv.dtypes import Array, DTypeName
 from tandem.kv.floats import bfloat16_nearest, to_float32
 from tandem.kv.layout import Part
@@ -158,18 +158,6 @@ def test_negotiation() -> None:
     assert negotiate(("zstd", "int8", "raw")) == "int8"
     assert negotiate(("int8",), ("raw",)) == "raw"
     assert negotiate(()) == "raw"
-
-
-def test_a_codec_pays_if_it_saves_more_than_it_costs() -> None:
-    speed = CodecSpeed(ratio=2.0, encode=1e9, decode=1e9)
-    # Per gigabyte: 0.5 GB less to send, 1 s to encode, 1 s to decode.
-    assert pays(speed, bandwidth=0.2e9)
-    assert not pays(speed, bandwidth=0.3e9)
-    speeds = {"int8": speed, "int4": CodecSpeed(ratio=4.0, encode=0.2e9, decode=0.4e9)}
-    assert choose_codec(speeds, bandwidth=10e9) == "raw"
-    assert choose_codec(speeds, bandwidth=0.2e9) == "int8"
-    assert choose_codec(speeds, bandwidth=0.02e9) == "int4"
-    assert choose_codec(speeds, bandwidth=0.02e9, allowed=("raw", "int8")) == "int8"
 
 
 def test_speeds_are_measured() -> None:

@@ -58,7 +58,7 @@ class Answer:
         self._eos_ids = frozenset[int]() if request.ignore_eos else eos_ids
         self._cached = 0
         self._reason = ""
-        self._outcome: Outcome | None = None
+        self._outcomes: list[Outcome] = []
         self._remote_tokens = 0
         self.arrived = arrived
         self._peak_memory = peak_memory
@@ -74,9 +74,13 @@ class Answer:
         """Whether another node is asked to prefill, and why."""
         self._reason = decision.reason
 
-    def received(self, outcome: Outcome, tokens: int) -> None:
-        """Another node's prefill ended; `tokens` of it are used."""
-        self._outcome = outcome
+    def received(self, outcomes: list[Outcome], tokens: int) -> None:
+        """Other nodes' prefill ended; `tokens` of it are used.
+
+        Args:
+            outcomes: of each peer that was asked, in order.
+        """
+        self._outcomes = outcomes
         self._remote_tokens = tokens
 
     def prefilled(self) -> None:
@@ -136,22 +140,25 @@ class Answer:
         )
 
     def _handoff(self, prompt_tokens: int) -> HandoffStatistics:
-        outcome = self._outcome
+        outcomes = self._outcomes
         local = prompt_tokens - self._cached - self._remote_tokens
-        if outcome is None:
+        if not outcomes:
             return HandoffStatistics(reason=self._reason, local_tokens=local)
-        whole = outcome.error is None
+        last = outcomes[-1]
+        whole = last.error is None
+        failures = [f"{outcome.peer}: {outcome.error}" for outcome in outcomes if outcome.error is not None]
+        rest = [f"{last.peer} did the rest."] if whole and failures else []
         return HandoffStatistics(
             prefill="remote" if whole else "partial" if self._remote_tokens else "local",
-            reason=self._reason if whole else f"{outcome.peer}: {outcome.error}",
-            peer=outcome.peer,
-            codec=outcome.codec,
+            reason=" ".join([*failures, *rest]) or self._reason,
+            peer=last.peer,
+            codec=last.codec,
             remote_tokens=self._remote_tokens,
             local_tokens=local,
-            bytes=outcome.payload_bytes,
-            queued_seconds=outcome.queued,
-            computing_seconds=outcome.computing,
-            exposed_seconds=outcome.transferring,
+            bytes=sum(outcome.payload_bytes for outcome in outcomes),
+            queued_seconds=sum(outcome.queued for outcome in outcomes),
+            computing_seconds=sum(outcome.computing for outcome in outcomes),
+            exposed_seconds=sum(outcome.transferring for outcome in outcomes),
         )
 
 

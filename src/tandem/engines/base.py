@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
+from tandem.errors import UnsupportedError
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.job import Producer
 from tandem.kv.layout import Layout
@@ -53,6 +54,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         sampling_defaults: the model card's values for unset sampling fields.
         profile: speeds and faults of the `sim` engine.
         prefill_peers: `host:port` of KV ports that may prefill for this instance.
+        kv_codec: how entries are sent to this instance: a codec's name, or `auto`.
         kv_host, kv_port: where this instance's own KV port listens; port -1 for none, 0 for a free one.
         cluster_secret: shared by all nodes; empty for none.
         node_id: this node's name in certificates.
@@ -71,6 +73,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
     prefill_peers: tuple[str, ...] = ()
+    kv_codec: str = "raw"
     kv_host: str = "127.0.0.1"
     kv_port: int = -1
     cluster_secret: str = ""
@@ -153,6 +156,16 @@ class Engine(ABC):
     def kv_plane(self) -> KvPlane | None:
         """What other nodes need to have prompts prefilled here; None if this engine cannot do that."""
         return None
+
+    def name_peers(self, addresses: tuple[str, ...]) -> None:
+        """From now on these KV ports (`host:port`) may prefill for this instance.
+
+        Raises:
+            ConfigError: an address cannot be used.
+            UnsupportedError: this engine cannot have prompts prefilled elsewhere.
+        """
+        if addresses:
+            raise UnsupportedError("This engine cannot have prompts prefilled elsewhere. Remove its prefill peers.")
 
     @abstractmethod
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from tandem.kv.codec import RAW
@@ -48,6 +49,7 @@ class Handoff:
         wanted: Wanted | None = None,
         codecs: Sequence[str] = (RAW,),
         priority: int = 0,
+        most_queue: float = math.inf,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> Transfer:
         """Prepare a transfer; its `run` does it, its `cancel` stops it.
@@ -56,13 +58,15 @@ class Handoff:
             tokens: the prompt, at least up to `wanted.end`.
             wanted: what to ask this peer for; None for everything that the staging lacks.
             codecs: those that are welcome, the preferred one first.
+            most_queue: seconds; if the server's queue takes longer, by its own estimate, the transfer ends at once as
+                if the queue were full.
             on_progress: called in the running thread with what the server tells.
 
         Raises:
             InvalidRequestError: fewer tokens than `wanted.end`, an unknown codec.
             HandoffError: the staging lacks nothing.
         """
-        return Transfer(self.peer, tokens, staging, wanted, tuple(codecs), priority, on_progress)
+        return Transfer(self.peer, tokens, staging, wanted, tuple(codecs), priority, most_queue, on_progress)
 
     def connect(self) -> str:
         """Shake hands now rather than at the first transfer, and keep the connection. Returns the peer's name.

@@ -44,6 +44,7 @@ class Transfer:
         wanted: Wanted | None,
         codecs: tuple[str, ...],
         priority: int,
+        most_queue: float,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
         self._wanted = staging.rest() if wanted is None else wanted
@@ -62,6 +63,7 @@ class Transfer:
         self._staging = staging
         self._codecs = codecs
         self._priority = priority
+        self._most_queue = most_queue
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._cancelled = False
@@ -148,6 +150,7 @@ class Transfer:
         """Receive one frame; True at the end of the request."""
         if self._cancelled:
             self._stop(link, intake.nonce)
+            raise CancelledError("The hand-off was cancelled.")
         patience = self._patience()
         waited = link.transport.wait_readable(patience)
         if waited == "late":
@@ -200,13 +203,15 @@ class Transfer:
         self._codec = intake.codec = accepted.codec
         self._accepted_at = self._moved_at = time.monotonic()
         self._tell(Progress(0, self._wanted.end, accepted.position))
+        if accepted.seconds > self._most_queue:
+            self._stop(link, intake.nonce)
+            raise PrefillBusyError(
+                f"{link.name or self._peer.address} would begin in {accepted.seconds:.1f} s only.",
+                retry_after=accepted.seconds,
+            )
 
     def _stop(self, link: Link, nonce: int) -> None:
-        """Cancel at the peer, and clear the connection for the next request.
-
-        Raises:
-            CancelledError: always.
-        """
+        """Cancel at the peer, and clear the connection for the next request."""
         patience = Patience.total(self._options.drain)
         # From here on a wake-up must not cut the draining short.
         link.transport.interrupted = None
@@ -219,7 +224,6 @@ class Transfer:
                 scratch = memoryview(bytearray(header.length))
                 link.reader.tensor(header, lambda _, scratch=scratch: (scratch,), patience)  # type: ignore[misc]
                 self._clean = header.type in (FrameType.ERROR, FrameType.BUSY, FrameType.DONE)
-        raise CancelledError("The hand-off was cancelled.")
 
     def _expect_accepted(self, header: Header) -> None:
         if not self._accepted_at:

@@ -5,7 +5,7 @@ its length is that of the slower stage, plus what the faster one adds at the end
 beginning where nothing has arrived:
 
     remote = queue + fixed + round trip + max(compute + transfer of the last chunk, compute of the first + transfer)
-    local  = queue + n/R_local
+    local  = queue + n/R_local * slowdown by running answers
 
 All rates are measured on real requests; `fixed` is what a hand-off cost beyond its compute and transfer, measured too,
 and is what makes short prompts stay at home. Pure functions: no clock, no network.
@@ -72,10 +72,17 @@ class PromptSize:
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This node: its measured prefill rates, and seconds until it could begin."""
+    """This node.
+
+    Attributes:
+        rates: measured, of its prefill alone.
+        queue: seconds until it could begin.
+        slowdown: how many times longer a prefill takes because answers run beside it.
+    """
 
     rates: RateTable
     queue: float = 0.0
+    slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +97,7 @@ class Peer:
         queue: seconds until it would begin.
         fixed: measured seconds that a hand-off costs beyond compute, transfer and round trip.
         held: leading tokens that its prefix cache is known to have.
-        codecs: that both sides can do; raw is always among them.
+        codecs: that may be used.
     """
 
     name: str
@@ -100,7 +107,7 @@ class Peer:
     queue: float = 0.0
     fixed: float = 0.0
     held: int = 0
-    codecs: tuple[CodecCost, ...] = ()
+    codecs: tuple[CodecCost, ...] = (RAW,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +130,9 @@ class Decision:
 
 
 def cheapest_codec(codecs: Sequence[CodecCost], size: float, bandwidth: float) -> CodecCost:
-    """Raw, unless the bytes that a codec saves take longer on this link than encoding and decoding do."""
-    return min((RAW, *codecs), key=lambda codec: codec.seconds(size, bandwidth))
+    """The one that moves `size` bytes of cache soonest: raw beats a codec unless the bytes that this saves would take
+    longer on the link than encoding and decoding do."""
+    return min(codecs, key=lambda codec: codec.seconds(size, bandwidth))
 
 
 def local_seconds(size: PromptSize, here: Here) -> float:
@@ -133,7 +141,7 @@ def local_seconds(size: PromptSize, here: Here) -> float:
     Raises:
         ValueError: its rates are unknown.
     """
-    return here.queue + here.rates.seconds(size.missing)
+    return here.queue + here.rates.seconds(size.missing) * here.slowdown
 
 
 def remote_seconds(size: PromptSize, peer: Peer) -> tuple[float, CodecCost]:

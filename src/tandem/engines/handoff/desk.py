@@ -27,6 +27,7 @@ class PrefillDesk(Producer):
         self._seconds_for = seconds_for
         self._queue: FairQueue[PrefillJob] = FairQueue(limit)
         self._lock = threading.Lock()
+        self._running: PrefillJob | None = None
 
     def __len__(self) -> int:
         with self._lock:
@@ -35,10 +36,13 @@ class PrefillDesk(Producer):
     def submit(self, job: PrefillJob) -> Admission:
         with self._lock:
             before = self._queue.in_order()
-            seconds = sum(self._seconds_for(other.plan.wanted.end) for other in before)
+            lacking = [other.plan.wanted.end for other in before]
+            if self._running is not None:
+                lacking.append(self._running.plan.wanted.end - self._running.latest_progress.processed)
+            seconds = sum(self._seconds_for(tokens) for tokens in lacking)
             self._queue.put(job.client, job, priority=job.priority, wait=seconds)
         self._wake()
-        return Admission(len(before), seconds)
+        return Admission(len(lacking), seconds)
 
     def cancel(self, job: PrefillJob) -> None:
         with self._lock:
@@ -50,8 +54,13 @@ class PrefillDesk(Producer):
         with self._lock:
             if not len(self._queue):
                 return None
-            job = self._queue.get()
+            self._running = job = self._queue.get()
             waiting = self._queue.in_order()
         for position, other in enumerate(waiting):
-            other.queued(position)
+            other.queued(position + 1)
         return job
+
+    def ended(self) -> None:
+        """The job that was taken last needs no more work."""
+        with self._lock:
+            self._running = None

@@ -1,122 +1,118 @@
-"""Having prompts prefilled elsewhere: the engine's side of a hand-off that it asked for.
+"""Having prompts prefilled elsewhere: what any engine needs for the hand-offs that it asks for.
 
-The transfer runs in a thread of its own and writes into staging memory; running answers go on meanwhile. The engine
+A transfer runs in a thread of its own and writes into staging memory; running answers go on meanwhile. The engine
 thread commits what is complete, once, into a cache that nobody uses yet.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tandem.engines.base import EngineOptions
+from tandem.engines.handoff.codecs import codec_costs
+from tandem.engines.handoff.peer_link import PeerLink
 from tandem.errors import HandoffError
-from tandem.kv.client import Handoff
+from tandem.kv.codec import RAW
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
-from tandem.kv.peer import ClientOptions
+from tandem.kv.outcome import Outcome
 from tandem.kv.plan import Wanted
 from tandem.kv.staging import Staging
-from tandem.kv.tls import Identity, identity_for
-from tandem.kv.transfer import Outcome
-from tandem.placement.handoff import Decision, Here, Peer, PromptSize, decide
-from tandem.placement.rates import RateTable
+from tandem.kv.tls import identity_for
+from tandem.kv.transfer import Transfer
+from tandem.placement.handoff import CodecCost, Decision, Here, PromptSize, decide
 
 UNKNOWN_WORTH_TOKENS = 256
 """A peer whose speed is not known yet is tried for prompts from this many tokens on; the trial tells."""
-FIRST_BANDWIDTH = 100e6
 
 
 class RemotePrefill:
-    """One prompt's hand-off under way.
+    """One prompt's hand-off under way: a transfer from one peer, and where that breaks off, the rest from another.
 
     Attributes:
         held: the cache of the first `start` tokens, this node's own.
         decision: why it was asked for.
-        outcome: what came of it; None while it runs.
+        tried: peers that were asked so far.
+        outcomes: what came of each of them, as far as it was collected.
     """
 
     def __init__(
         self,
-        peer: PeerLink,
         layout: Layout,
         tokens: list[int],
-        held: list[Any],
+        held: Any,
         start: int,
         decision: Decision,
         wake: Callable[[], None],
         checkpoint: int,
     ) -> None:
-        self.peer = peer
+        self.tokens = tokens
         self.held = held
         self.start = start
+        self.end = len(tokens) - 1
         self.decision = decision
-        self.outcome: Outcome | None = None
-        self.staging = Staging(layout, Wanted(start, len(tokens) - 1, checkpoint=checkpoint))
+        self.staging = Staging(layout, Wanted(start, self.end, checkpoint=checkpoint))
+        self.tried: list[PeerLink] = []
+        self.outcomes: list[Outcome] = []
         self._wake = wake
-        self._transfer = peer.handoff.transfer(tokens, self.staging)
-        self._thread = threading.Thread(target=self._run, name="handoff", daemon=True)
-        self._thread.start()
+        self._lock = threading.Lock()
+        self._cancelled = False
+        self._transfer: Transfer | None = None
+        self._ended: Outcome | None = None
 
-    def _run(self) -> None:
-        self.outcome = self._transfer.run()
+    @property
+    def ended(self) -> bool:
+        """Whether the transfer is over and `collect` may be called."""
+        return self._ended is not None
+
+    def ask(self, peer: PeerLink, codec: str, most_queue: float) -> None:
+        """Ask `peer` for what is still missing.
+
+        Raises:
+            HandoffError: nothing is.
+        """
+        codecs = (codec,) if codec == RAW else (codec, RAW)
+        transfer = peer.handoff.transfer(self.tokens, self.staging, codecs=codecs, most_queue=most_queue)
+        self.tried.append(peer)
+        self._ended = None
+        with self._lock:
+            self._transfer = transfer
+            if self._cancelled:
+                transfer.cancel()
+        threading.Thread(target=self._run, args=(transfer,), name="handoff", daemon=True).start()
+
+    def _run(self, transfer: Transfer) -> None:
+        self._ended = transfer.run()
         self._wake()
+
+    def collect(self) -> Outcome:
+        """Take the figures of the transfer that ended."""
+        assert self._ended is not None
+        outcome, self._ended = self._ended, None
+        self.outcomes.append(outcome)
+        self.tried[-1].learn(outcome)
+        return outcome
 
     def cancel(self) -> None:
         """Stop it here and at the peer. The outcome no longer matters."""
-        self._transfer.cancel()
-
-
-class PeerLink:
-    """A peer that prefills for this node, and what is known of its speed."""
-
-    def __init__(self, address: str, fingerprint: Fingerprint, identity: Identity | None, node_id: str) -> None:
-        host, _, port = address.rpartition(":")
-        self.address = address
-        self.handoff = Handoff(
-            (host.strip("[]"), int(port)),
-            fingerprint,
-            identity=identity,
-            options=ClientOptions(node=node_id),
-        )
-        self.rates = RateTable()
-        self.bandwidth = FIRST_BANDWIDTH
-        self.fixed = 0.0
-        self.failed_at: float | None = None
-
-    def learn(self, outcome: Outcome) -> None:
-        """Take a finished transfer's figures in."""
-        if outcome.error is not None:
-            self.failed_at = time.monotonic()
-            return
-        self.failed_at = None
-        self.rates.observe(outcome.tokens, outcome.computing)
-        exposed = max(outcome.transferring, 1e-4)
-        if exposed > outcome.computing:
-            self.bandwidth = outcome.payload_bytes / exposed
-        else:
-            # The transfer hid behind the computation: the link carries at least this much.
-            self.bandwidth = max(self.bandwidth, outcome.payload_bytes / max(outcome.computing, 1e-3))
-            self.fixed += 0.3 * (exposed - self.fixed)
-
-    def estimate(self) -> Peer:
-        """As the decision rule sees it."""
-        return Peer(self.address, self.rates, self.bandwidth, fixed=self.fixed)
+        with self._lock:
+            self._cancelled = True
+            if self._transfer is not None:
+                self._transfer.cancel()
 
 
 class RemotePrefills:
-    """All peers of this instance.
+    """All peers of this instance. Used by the engine thread alone.
 
     Args:
-        options: names them.
+        options: names them, and the codec.
         layout, fingerprint: of the loaded model.
         wake: tells the engine thread that a transfer ended.
         checkpoint: how often windows and states are wanted, so that a broken hand-off can be continued.
     """
-
-    RETRY_SECONDS = 5.0
 
     def __init__(
         self,
@@ -128,34 +124,91 @@ class RemotePrefills:
         checkpoint: int,
     ) -> None:
         self._layout = layout
+        self._fingerprint = fingerprint
         self._wake = wake
         self._checkpoint = checkpoint
-        identity = identity_for(options.cluster_secret, options.node_id)
-        self._peers = [PeerLink(address, fingerprint, identity, options.node_id) for address in options.prefill_peers]
+        self._node_id = options.node_id
+        self._identity = identity_for(options.cluster_secret, options.node_id)
+        self._codecs: tuple[CodecCost, ...] = codec_costs(options.kv_codec, layout)
+        self._peers: list[PeerLink] = []
+        self.name_peers(options.prefill_peers)
+
+    def name_peers(self, addresses: Sequence[str]) -> None:
+        """From now on these KV ports may prefill for this instance. What is known of those that stay is kept.
+
+        Raises:
+            ConfigError: an address is not loopback while there is no cluster secret.
+        """
+        known = {peer.address: peer for peer in self._peers}
+        self._peers = [
+            known.pop(address) if address in known else self._link(address) for address in dict.fromkeys(addresses)
+        ]
+        for peer in known.values():
+            peer.handoff.close()
+
+    def _link(self, address: str) -> PeerLink:
+        return PeerLink(address, self._fingerprint, self._identity, self._node_id)
 
     def consider(
-        self, tokens: list[int], held: list[Any], start: int, here: Here, *, chunk: int
+        self, tokens: list[int], held: Any, start: int, here: Here, *, chunk: int
     ) -> tuple[RemotePrefill | None, Decision]:
-        """Begin a hand-off if the first token is predicted to come sooner with it."""
+        """Begin a hand-off if the first token is predicted to come sooner with it.
+
+        Args:
+            held: this node's own cache of the first `start` tokens.
+        """
         end = len(tokens) - 1
-        size = PromptSize(end, start, self._layout.bytes_per_token, self._layout.bytes_between(0, 1), chunk=chunk)
-        now = time.monotonic()
-        usable = [peer for peer in self._peers if peer.failed_at is None or now - peer.failed_at > self.RETRY_SECONDS]
-        decision = decide(size, here, [peer.estimate() for peer in usable])
-        untried = next((peer for peer in usable if not peer.rates.known), None)
-        if untried is not None and decision.choice == "local" and size.missing >= UNKNOWN_WORTH_TOKENS:
-            reason = f"{untried.address} is tried for the first time, to learn its speed."
-            decision = Decision("remote", untried.address, "raw", decision.local_seconds, None, reason)
+        peers = [peer for peer in self._peers if peer.usable]
+        decision = self._decide(self._size(start, end, chunk), here, peers, try_unknown=True)
         if decision.choice == "local":
             return None, decision
-        peer = next(one for one in usable if one.address == decision.peer)
+        remote = RemotePrefill(self._layout, tokens, held, start, decision, self._wake, self._checkpoint)
         try:
-            remote = RemotePrefill(peer, self._layout, tokens, held, start, decision, self._wake, self._checkpoint)
+            self._ask(remote, decision)
         except HandoffError as error:
-            return None, Decision("local", None, "raw", decision.local_seconds, None, error.message)
+            return None, Decision("local", None, RAW, decision.local_seconds, None, error.message)
         return remote, decision
+
+    def go_on(self, remote: RemotePrefill, here: Here, *, chunk: int) -> bool:
+        """After a transfer broke off: ask another peer for the rest, if that is predicted to be sooner than computing
+        it here.
+
+        Returns:
+            Whether one was asked.
+        """
+        complete = remote.staging.complete_through()
+        if complete >= remote.end:
+            return False
+        peers = [peer for peer in self._peers if peer.usable and peer not in remote.tried]
+        decision = self._decide(self._size(complete, remote.end, chunk), here, peers, try_unknown=False)
+        if decision.choice == "local":
+            return False
+        self._ask(remote, decision)
+        return True
 
     def close(self) -> None:
         """Close idle connections."""
         for peer in self._peers:
             peer.handoff.close()
+
+    def _size(self, start: int, end: int, chunk: int) -> PromptSize:
+        per_token = self._layout.bytes_per_token
+        constant = self._layout.bytes_between(start, end) - per_token * (end - start)
+        return PromptSize(end, start, per_token, constant, chunk)
+
+    def _decide(self, size: PromptSize, here: Here, peers: list[PeerLink], *, try_unknown: bool) -> Decision:
+        decision = decide(size, here, [peer.estimate(self._codecs) for peer in peers])
+        untried = next((peer for peer in peers if not peer.rates.known), None)
+        if try_unknown and untried and decision.choice == "local" and size.missing >= UNKNOWN_WORTH_TOKENS:
+            reason = f"{untried.address} is tried for the first time, to learn its speed."
+            return Decision("remote", untried.address, self._codecs[0].name, decision.local_seconds, None, reason)
+        return decision
+
+    def _ask(self, remote: RemotePrefill, decision: Decision) -> None:
+        peer = next(one for one in self._peers if one.address == decision.peer)
+        # Once the peer's queue is longer than what it was to gain, computing here is sooner.
+        most_queue = math.inf
+        if decision.local_seconds is not None and decision.remote_seconds is not None:
+            most_queue = max(0.0, decision.local_seconds - decision.remote_seconds)
+        remote.ask(peer, decision.codec, most_queue)
+        peer.expect(decision.remote_seconds)

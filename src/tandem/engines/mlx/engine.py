@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 
 import mlx.core as mx
-import numpy as np
 
 from tandem.engines.answer import score_prompt
 from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, Prepared
@@ -21,25 +20,22 @@ from tandem.engines.mlx.cache_kinds import is_batchable
 from tandem.engines.mlx.decode import Decoder
 from tandem.engines.mlx.handoffs import Handoffs
 from tandem.engines.mlx.load import LoadedModel, load, on_accelerator
-from tandem.engines.mlx.logprobs import score
 from tandem.engines.mlx.memory import MemoryBudget, measure_sequence
+from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.prefill import Prefill
-from tandem.engines.mlx.prefix_cache import BLOCK_TOKENS, PrefixCache
+from tandem.engines.mlx.prefix_cache import PrefixCache
+from tandem.engines.mlx.reading import read_token
 from tandem.engines.mlx.request import Sequence, prepare
 from tandem.engines.mlx.sampling import GREEDY, Sampler, make_processors
 from tandem.errors import EngineError
 from tandem.models.text import TextModel
+from tandem.placement.handoff import Here
 from tandem.types import EngineLoad, Event, Failure, Finished, GenerationRequest, ModelInfo, PrefillProgress
 
 logger = logging.getLogger("tandem.mlx")
 
 CPU_PREFILL_CHUNK = 256
 GPU_PREFILL_CHUNK = 2048
-SMALLEST_CHUNK = BLOCK_TOKENS
-"""Below this, reading the weights for each chunk costs more than the chunk: a CPU loses a third of its speed at 16."""
-FIRST_GUESS_TPS = 100.0
-MOST_PATIENCE = 4.0
-"""A prefill step may be this many times `max_decode_stall` long when so many more requests wait than run."""
 CLEAR_CACHE_STEPS = 256
 
 
@@ -57,8 +53,7 @@ class MlxEngine(Engine):
         self._prefilling: list[Sequence] = []
         self._running: dict[int, Sequence] = {}
         self._steps = 0
-        self._prefill_tps = FIRST_GUESS_TPS
-        self._decode_tps = 0.0
+        self._pace = Pace(self._chunk, options.max_decode_stall)
         self._is_loaded = False
         self._loaded: LoadedModel
         self._text: TextModel
@@ -78,7 +73,7 @@ class MlxEngine(Engine):
         size = measure_sequence(seen)
         self._memory = MemoryBudget.measure(size, padded=is_batchable(seen))
         self._prefix = PrefixCache(loaded.make_cache, self._memory.prefix_budget(options.prefix_cache_bytes))
-        self._handoffs = Handoffs(options, loaded, seen, self._prefix, self._chunk, lambda: self.wake())
+        self._handoffs = Handoffs(options, loaded, seen, self._prefix, self._pace, lambda: self.wake())
         self._is_loaded = True
         return ModelInfo(
             model_id=options.model_id,
@@ -139,6 +134,9 @@ class MlxEngine(Engine):
     def kv_plane(self) -> KvPlane:
         return self._handoffs.plane
 
+    def name_peers(self, addresses: tuple[str, ...]) -> None:
+        self._handoffs.name_peers(addresses)
+
     def load_now(self) -> EngineLoad:
         if not self._is_loaded:
             return EngineLoad()
@@ -150,8 +148,8 @@ class MlxEngine(Engine):
             prefix_cache_bytes=self._prefix.nbytes,
             active_memory=mx.get_active_memory(),
             steps=self._steps,
-            prefill_tps=self._prefill_tps,
-            decode_tps=self._decode_tps,
+            prefill_tps=self._pace.prefill_tps,
+            decode_tps=self._pace.decode_tps,
         )
 
     # ----------------------------------------------------------------------------------------------------------- steps
@@ -161,8 +159,10 @@ class MlxEngine(Engine):
         outputs: list[Output] = []
         if self._running:
             self._decode(outputs)
-        self._prefilling.extend(self._handoffs.collect())
+        self._prefilling.extend(self._handoffs.collect(self._here([])))
         self._admit()
+        if self._handoffs.has_peers:
+            self._offer(outputs)
         # Own prompts and those of peers take turns.
         if self._handoffs.serving and (self._steps % 2 or not self._prefilling):
             self._handoffs.serve(self._chunk_limit())
@@ -184,6 +184,31 @@ class MlxEngine(Engine):
         # What is kept for later makes room for what runs now, before it is needed.
         self._prefix.limit(self._memory.total - max(self._reserved(active), self._memory.active))
 
+    def _offer(self, outputs: list[Output]) -> None:
+        """Have prompts that would wait here prefilled elsewhere, where that is sooner.
+
+        A prompt that stays is considered again when its turn comes: until then its queue shrinks, and peers get idle.
+        """
+        for sequence in [one for one in self._prefilling if one.prefill is None and not one.offered]:
+            before = [one for one in self._prefilling if one.prefill is not None or one.offered]
+            sequence.offered = True
+            if not before:
+                continue  # its turn is now
+            prefill = self._begin(sequence)
+            if not prefill.done and self._handoffs.consider(
+                sequence, prefill.cache, prefill.position, self._here(before)
+            ):
+                outputs.append(Output(sequence.request_id, [sequence.answer.accept(prefill.position)]))
+                self._prefilling.remove(sequence)
+
+    def _here(self, before: list[Sequence]) -> Here:
+        return self._pace.here(
+            [len(one.tokens) - one.position for one in before],
+            len(self._running),
+            len(self._prefilling) + len(self._waiting),
+            shared=self._handoffs.serving,
+        )
+
     def _reserved(self, active: list[Sequence]) -> int:
         return self._memory.together([sequence.reserved for sequence in active])
 
@@ -192,7 +217,7 @@ class MlxEngine(Engine):
         # Shortest work first keeps the mean wait low; what has waited counts against it, so that nothing starves.
         sequence = min(
             self._prefilling,
-            key=lambda one: (len(one.tokens) - one.position) / self._prefill_tps - (now - one.answer.arrived),
+            key=lambda one: (len(one.tokens) - one.position) / self._pace.prefill_tps - (now - one.answer.arrived),
         )
         events: list[Event] = []
         try:
@@ -210,17 +235,14 @@ class MlxEngine(Engine):
         if prefill is None:
             prefill = self._begin(sequence)
             events.append(sequence.answer.accept(prefill.position))
-            if not prefill.done and self._handoffs.consider(sequence, prefill.cache, prefill.position):
+            if not prefill.done and self._handoffs.consider(sequence, prefill.cache, prefill.position, self._here([])):
                 self._prefilling.remove(sequence)
                 return
             sequence.prefill = prefill
         if not prefill.done:
             begun = time.monotonic()
             count = prefill.step(self._chunk_limit())
-            spent = time.monotonic() - begun
-            if count >= SMALLEST_CHUNK:
-                self._prefill_tps += 0.3 * (count / spent - self._prefill_tps)
-                self._handoffs.rates.observe(count, spent)
+            self._pace.prefilled(count, time.monotonic() - begun)
             if sequence.keeps_prefix:
                 self._prefix.store(prefill.tokens[: prefill.position], prefill.cache, tail=prefill.done)
             if prefill.total > count:
@@ -242,14 +264,7 @@ class MlxEngine(Engine):
         )
 
     def _chunk_limit(self) -> int:
-        if not self._running:
-            return self._chunk
-        # A pause delays those who run and serves those who wait; the more of these, the longer it may be.
-        waiting = len(self._prefilling) + len(self._waiting)
-        patience = min(MOST_PATIENCE, max(1.0, waiting / len(self._running)))
-        affordable = int(self._options.max_decode_stall * patience * self._prefill_tps)
-        power = 1 << max(0, affordable.bit_length() - 1)
-        return min(self._chunk, max(SMALLEST_CHUNK, power))
+        return self._pace.chunk_limit(len(self._running), len(self._prefilling) + len(self._waiting))
 
     def _start_answer(self, sequence: Sequence, prefill: Prefill, events: list[Event]) -> None:
         answer = sequence.answer
@@ -273,33 +288,16 @@ class MlxEngine(Engine):
     def _decode(self, outputs: list[Output]) -> None:
         begun = time.monotonic()
         decoded = self._decoder.step()
-        spent = time.monotonic() - begun
-        if spent > 0:
-            self._decode_tps += 0.1 * (len(decoded) / spent - self._decode_tps)
+        self._pace.decoded(len(decoded), time.monotonic() - begun)
         for number, token, logprobs in decoded:
             sequence = self._running[number]
-            events = self._read_token(sequence, token, logprobs)
+            events = read_token(sequence, token, logprobs)
             if sequence.answer.finished and sequence.keeps_prefix:
                 self._prefix.store(*self._decoder.extract(number), tail=True)
             if events and isinstance(events[-1], Finished | Failure):
                 self._leave(sequence)
             if events:
                 outputs.append(Output(sequence.request_id, events))
-
-    def _read_token(self, sequence: Sequence, token: int, logprobs: mx.array | None) -> list[Event]:
-        """What a new token says to its reader."""
-        answer = sequence.answer
-        if sequence.broken is not None and answer.generated >= sequence.sound_tokens:
-            return [Failure.of(sequence.broken)]
-        try:
-            top = answer.request.logprobs
-            described = None
-            if top is not None and logprobs is not None:
-                described = score(token, np.array(logprobs.astype(mx.float32)), top)
-            return answer.add(token, described)
-        except Exception as error:
-            logger.exception("reading the answer of request %s failed", sequence.request_id)
-            return [Failure.of(EngineError(f"The answer could not be read: {error}"))]
 
     def _leave(self, sequence: Sequence) -> None:
         self._decoder.remove(sequence.number)

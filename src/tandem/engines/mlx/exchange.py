@@ -70,7 +70,8 @@ def commit(
 ) -> list[Any]:
     """A fresh cache that has seen `end` tokens: the first `start` from `held`, the rest from `staging`.
 
-    Neither is changed. `end` must not be beyond `staging.complete_through()`.
+    `held` is not changed. `staging` is empty afterwards: each layer's memory is given back once it is copied, so that
+    both together never take more than the cache and one layer. `end` must not be beyond `staging.complete_through()`.
 
     Args:
         template: a cache of the same model that has seen tokens, for the parts of a state that are no arrays.
@@ -86,6 +87,8 @@ def commit(
                 to_mlx(staging.state(index, number, end), state.dtype) for number, state in enumerate(layer.states)
             ]
             set_state_arrays(leaf, shape, arrays)
+            mx.eval(leaf.state)
+            staging.release(index)
             continue
         pieces: list[Any] = []
         needed = layer.held(end)
@@ -99,5 +102,6 @@ def commit(
             ]
             pieces.append(entries_of(received))
         put_entries(leaf, pieces, end)
-    mx.eval([leaf.state for leaf in leaves(cache)])
+        mx.eval(leaf.state)
+        staging.release(index)
     return cache

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
+import msgspec
+
 from tandem.engines.base import EngineOptions, KvPlane
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.handoff.remote import RemotePrefill, RemotePrefills
@@ -14,15 +16,16 @@ from tandem.engines.mlx.exchange import commit
 from tandem.engines.mlx.identity import fingerprint_of
 from tandem.engines.mlx.layout import layout_of
 from tandem.engines.mlx.load import LoadedModel
+from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.peer_work import PeerWork
 from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import PrefixCache
 from tandem.engines.mlx.request import Sequence
 from tandem.errors import HandoffError
+from tandem.kv.codec import RAW
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.placement.handoff import NO_PEER, Decision, Here
-from tandem.placement.rates import RateTable
 
 logger = logging.getLogger("tandem.mlx")
 
@@ -36,6 +39,7 @@ class Handoffs:
 
     Args:
         seen: a cache of the model that has seen tokens.
+        pace: the engine's measured speeds.
         wake: tells the engine thread, from any other, that there is something to do.
     """
 
@@ -45,20 +49,21 @@ class Handoffs:
         loaded: LoadedModel,
         seen: list[Any],
         prefix: PrefixCache,
-        chunk: int,
+        pace: Pace,
         wake: Callable[[], None],
     ) -> None:
         self._options = options
         self._loaded = loaded
         self._seen = seen
         self._prefix = prefix
-        self._chunk = chunk
-        self.rates = RateTable()
-        self.desk = PrefillDesk(wake, lambda tokens: self.rates.seconds(tokens) if self.rates.known else 0.0)
-        self._peer_work = PeerWork(loaded, prefix, self.desk)
+        self._pace = pace
+        rates = pace.rates
+        self.desk = PrefillDesk(wake, lambda tokens: rates.seconds(tokens) if rates.known else 0.0)
+        self._peer_work = PeerWork(loaded, prefix, self.desk, pace)
         self._remotes: RemotePrefills | None = None
+        self._wake = wake
         if options.prefill_peers:
-            self._remotes = RemotePrefills(options, self.layout, self.fingerprint, wake, checkpoint=CHECKPOINT_TOKENS)
+            self.name_peers(options.prefill_peers)
         self.receiving: list[Sequence] = []
 
     @cached_property
@@ -78,7 +83,26 @@ class Handoffs:
 
     # ---------------------------------------------------------------------------------------------- asked of others
 
-    def consider(self, sequence: Sequence, held: list[Any], start: int) -> bool:
+    @property
+    def has_peers(self) -> bool:
+        """Whether any node was named that may prefill for this one."""
+        return self._remotes is not None
+
+    def name_peers(self, addresses: tuple[str, ...]) -> None:
+        """Replace the nodes that may prefill for this one."""
+        if not addresses:
+            if self._remotes is not None:
+                self._remotes.close()
+            self._remotes = None
+        elif self._remotes is None:
+            options = msgspec.structs.replace(self._options, prefill_peers=addresses)
+            self._remotes = RemotePrefills(
+                options, self.layout, self.fingerprint, self._wake, checkpoint=CHECKPOINT_TOKENS
+            )
+        else:
+            self._remotes.name_peers(addresses)
+
+    def consider(self, sequence: Sequence, held: list[Any], start: int, here: Here) -> bool:
         """Begin a remote prefill if that is predicted to be sooner.
 
         Returns:
@@ -87,10 +111,9 @@ class Handoffs:
         if sequence.scored or not sequence.may_hand_off:
             return False
         if self._remotes is None:
-            sequence.answer.decided(Decision("local", None, "raw", None, None, NO_PEER))
+            sequence.answer.decided(Decision("local", None, RAW, None, None, NO_PEER))
             return False
-        here = Here(self.rates)
-        remote, decision = self._remotes.consider(sequence.tokens, held, start, here, chunk=self._chunk)
+        remote, decision = self._remotes.consider(sequence.tokens, held, start, here, chunk=self._pace.chunk)
         sequence.answer.decided(decision)
         if remote is None:
             return False
@@ -98,32 +121,34 @@ class Handoffs:
         self.receiving.append(sequence)
         return True
 
-    def collect(self) -> list[Sequence]:
+    def collect(self, here: Here) -> list[Sequence]:
         """Sequences whose hand-off ended, each with a `prefill` that has committed what arrived."""
-        ended = [sequence for sequence in self.receiving if sequence.remote and sequence.remote.outcome]
-        for sequence in ended:
-            self.receiving.remove(sequence)
+        ended: list[Sequence] = []
+        for sequence in [one for one in self.receiving if one.remote is not None and one.remote.ended]:
             remote = sequence.remote
             assert remote is not None
-            assert remote.outcome is not None
-            sequence.remote = None
-            outcome = remote.outcome
-            remote.peer.learn(outcome)
+            outcome = remote.collect()
             if outcome.error is not None:
                 logger.warning(
-                    "hand-off of request %s from %s broke off after %d tokens: %s",
+                    "hand-off of request %s from %s broke off with %d of %d tokens complete: %s",
                     sequence.request_id,
                     outcome.peer,
-                    outcome.complete - remote.start,
+                    outcome.complete,
+                    remote.end,
                     outcome.error,
                 )
+                if self._remotes is not None and self._remotes.go_on(remote, here, chunk=self._pace.chunk):
+                    continue
+            self.receiving.remove(sequence)
+            sequence.remote = None
             cache, position = self._commit(remote, outcome.complete)
-            sequence.answer.received(outcome, position - remote.start)
-            # A broken hand-off is continued at home.
+            sequence.answer.received(remote.outcomes, position - remote.start)
+            # What is missing still is computed at home.
             sequence.may_hand_off = False
             sequence.prefill = Prefill(self._loaded.model, sequence.tokens, cache, position)
             if sequence.keeps_prefix and position > remote.start:
                 self._prefix.store(sequence.tokens[:position], cache, tail=sequence.prefill.done)
+            ended.append(sequence)
         return ended
 
     def _commit(self, remote: RemotePrefill, complete: int) -> tuple[list[Any], int]:
@@ -168,7 +193,7 @@ class Handoffs:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.serving or any(one.remote is not None and one.remote.outcome is not None for one in self.receiving)
+        return self.serving or any(one.remote is not None and one.remote.ended for one in self.receiving)
 
     def close(self) -> None:
         """Close connections to peers."""

@@ -12,6 +12,7 @@ import time
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.mlx.exchange import emit
 from tandem.engines.mlx.load import LoadedModel
+from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import PrefixCache
 from tandem.errors import CancelledError, EngineError, TandemError
@@ -25,10 +26,11 @@ CONGESTION_PAUSE = 0.002
 class PeerWork:
     """One job at a time, a chunk a step."""
 
-    def __init__(self, loaded: LoadedModel, prefix: PrefixCache, desk: PrefillDesk) -> None:
+    def __init__(self, loaded: LoadedModel, prefix: PrefixCache, desk: PrefillDesk, pace: Pace) -> None:
         self._loaded = loaded
         self._prefix = prefix
         self._desk = desk
+        self._pace = pace
         self._job: PrefillJob | None = None
         self._prefill: Prefill | None = None
         self._cached = 0
@@ -68,7 +70,9 @@ class PeerWork:
         before = prefill.position
         if not prefill.done:
             due = next(point for point in job.plan.checkpoints if point > before)
-            prefill.step(min(limit, due - before))
+            begun = time.monotonic()
+            count = prefill.step(min(limit, due - before))
+            self._pace.prefilled(count, time.monotonic() - begun)
             tokens = prefill.tokens[: prefill.position]
             self._prefix.store(tokens, prefill.cache, tail=prefill.done)
             emit(job, prefill.cache, before, prefill.position)
@@ -92,3 +96,4 @@ class PeerWork:
 
     def _forget(self) -> None:
         self._job = self._prefill = None
+        self._desk.ended()

@@ -37,6 +37,7 @@ class Sequence(Prepared):
         prefill: while the prompt is processed.
         remote: while another node processes the prompt.
         may_hand_off: another node may be asked to.
+        offered: whether it has been considered for another node while it waited for its turn.
         broken: set when a processor of this sequence failed.
         sound_tokens: generated tokens that were chosen before that.
     """
@@ -58,6 +59,7 @@ class Sequence(Prepared):
         self.prefill: Prefill | None = None
         self.remote: RemotePrefill | None = None
         self.may_hand_off = True
+        self.offered = False
         self.broken: TandemError | None = None
         self.sound_tokens = 0
 

@@ -1,14 +1,13 @@
-"""Whether a codec is worth its time on a link."""
+"""How fast a codec is on this machine. Whether it is worth that on a link is `placement/handoff.py`'s to say."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tandem.kv.codec import CODEC_NAMES, CODECS, RAW
+from tandem.kv.codec import CODECS
 from tandem.kv.dtypes import DTYPES
 from tandem.kv.floats import from_float32
 from tandem.kv.layout import Part
@@ -26,19 +25,6 @@ class CodecSpeed(NamedTuple):
     ratio: float
     encode: float
     decode: float
-
-
-def pays(speed: CodecSpeed, bandwidth: float) -> bool:
-    """Whether sending fewer bytes over a link of `bandwidth` bytes per second saves more time than encoding and
-    decoding takes. Counts the two as if they hid behind nothing."""
-    return _seconds(speed, bandwidth) < 1 / bandwidth
-
-
-def choose_codec(speeds: Mapping[str, CodecSpeed], bandwidth: float, *, allowed: Sequence[str] = CODEC_NAMES) -> str:
-    """The allowed codec that moves a byte of entries soonest; `raw` unless another pays."""
-    costs = {name: _seconds(speed, bandwidth) for name, speed in speeds.items() if name in allowed}
-    best = min(costs, key=lambda name: costs[name], default=RAW)
-    return best if best in costs and costs[best] < 1 / bandwidth else RAW
 
 
 def measure(name: str, part: Part, *, tokens: int = 512) -> CodecSpeed:
@@ -59,8 +45,3 @@ def measure(name: str, part: Part, *, tokens: int = 512) -> CodecSpeed:
         seconds_encoding.append(encoded - began)
         seconds_decoding.append(time.perf_counter() - joined)
     return CodecSpeed(codec.ratio(part), entries.nbytes / min(seconds_encoding), entries.nbytes / min(seconds_decoding))
-
-
-def _seconds(speed: CodecSpeed, bandwidth: float) -> float:
-    """Seconds per raw byte."""
-    return 1 / speed.encode + 1 / (speed.ratio * bandwidth) + 1 / speed.decode
