@@ -5,8 +5,10 @@ Command-line flags override the environment. Every field is documented in `docs/
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import platformdirs
 from pydantic import Field, field_validator
@@ -53,6 +55,11 @@ class Settings(BaseSettings):
     kv_host: str = Field("127.0.0.1", description="Address of the KV port, where other nodes have prompts prefilled.")
     kv_port: int = Field(-1, ge=-1, le=65535, description="The KV port: -1 opens none, 0 takes a free one.")
     prefill_peers: str = Field("", description="KV ports (`host:port`, by commas) that may prefill for this node.")
+    kv_codec: Literal["raw", "auto", "int8", "int4"] = Field(
+        "raw",
+        description="How entries are sent to this node: `raw` is exact, `int8` and `int4` are smaller and nearly so; "
+        "`auto` uses them on links where that is sooner.",
+    )
     cluster_secret: str = Field(
         "", description="Shared by all nodes: the KV port then speaks mutual TLS. At least 16 characters."
     )
@@ -72,10 +79,7 @@ class Settings(BaseSettings):
     @field_validator("prefill_peers")
     @classmethod
     def _check_peers(cls, value: str) -> str:
-        for peer in filter(None, (item.strip() for item in value.split(","))):
-            host, _, port = peer.rpartition(":")
-            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-                raise ValueError(f"'{peer}' is not of the form host:port")
+        parse_addresses(value.split(","))
         return value
 
     @property
@@ -97,6 +101,20 @@ class Settings(BaseSettings):
     def logs_dir(self) -> Path:
         """Runners' standard error."""
         return self.home / "logs"
+
+
+def parse_addresses(items: Iterable[str]) -> tuple[str, ...]:
+    """`host:port` addresses, without spaces around them, empty ones and repetitions.
+
+    Raises:
+        ValueError: one has another form.
+    """
+    addresses = tuple(dict.fromkeys(filter(None, (item.strip() for item in items))))
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"'{address}' is not of the form host:port")
+    return addresses
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tandem import __version__
-from tandem.api import admin
+from tandem.api import admin, peers
 from tandem.api.context import Context
 from tandem.api.errors import envelope, error_response, status_response
 from tandem.api.middleware import Authentication, Counting
@@ -31,7 +31,7 @@ def create_app(node: Node, settings: Settings) -> FastAPI:
     app = FastAPI(title="Tandem", version=__version__, docs_url=None, redoc_url=None)
     context = Context(node, settings)
     app.state.context = context
-    for router in (routes.router, models.router, admin.router):
+    for router in (routes.router, models.router, admin.router, peers.router):
         app.include_router(router)
     app.add_exception_handler(TandemError, _tandem_error)
     app.add_exception_handler(HTTPException, _http_error)

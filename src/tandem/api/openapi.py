@@ -11,11 +11,10 @@ from pydantic.json_schema import models_json_schema
 
 from tandem import __version__
 from tandem.api.errors import ErrorBody
-from tandem.api.openai.schema_chat import BenchChatRequest, ChatRequest
-from tandem.api.openai.schema_completions import CompletionRequest
 
 _REFERENCE = "#/components/schemas/{model}"
-_REQUESTS: tuple[type[BaseModel], ...] = (ChatRequest, BenchChatRequest, CompletionRequest)
+_requests: set[type[BaseModel]] = set()
+"""Bodies that routes read by themselves."""
 
 _MEANINGS = {
     400: "The request is wrong: `error.message` says what to change",
@@ -57,6 +56,7 @@ def generation_responses(model: type[BaseModel]) -> Responses:
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
     """Declares a JSON request body. The routes read bodies themselves, so FastAPI cannot know."""
+    _requests.add(model)
     schema = {"$ref": _REFERENCE.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
@@ -79,7 +79,10 @@ def _describe(app: FastAPI) -> dict[str, Any]:
         description="One language model across the machines you own.",
         routes=app.routes,
     )
-    _, requests = models_json_schema([(model, "validation") for model in _REQUESTS], ref_template=_REFERENCE)
+    _, requests = models_json_schema(
+        [(model, "validation") for model in sorted(_requests, key=lambda model: model.__name__)],
+        ref_template=_REFERENCE,
+    )
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     components.update(requests["$defs"])
     for name in ("HTTPValidationError", "ValidationError"):

@@ -41,6 +41,19 @@ def up(
         int | None,
         typer.Option("--prefix-cache-bytes", help="Budget of the prefix cache; 0 switches it off. [default: a share]"),
     ] = None,
+    prefill_peer: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--prefill-peer", metavar="HOST:PORT", help="KV port of a node that may read prompts for this one. Repeat."
+        ),
+    ] = None,
+    kv_port: Annotated[
+        int | None,
+        typer.Option("--kv-port", help="Read prompts for other nodes here; 0 takes a free port. [default: none]"),
+    ] = None,
+    kv_codec: Annotated[
+        str | None, typer.Option("--kv-codec", help="How entries are sent here: raw, int8, int4, auto. [default: raw]")
+    ] = None,
     kv_bits: Annotated[
         int | None, typer.Option("--kv-bits", help="Quantise the KV cache to 4 or 8 bits. [default: full precision]")
     ] = None,
@@ -67,6 +80,9 @@ def up(
         context_length=context_length,
         prefill_chunk=prefill_chunk,
         prefix_cache_bytes=prefix_cache_bytes,
+        prefill_peers=",".join(prefill_peer) if prefill_peer else None,
+        kv_port=kv_port,
+        kv_codec=kv_codec,
         kv_bits=kv_bits,
         dtype=dtype,
         offline=offline or None,

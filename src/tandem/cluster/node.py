@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.cluster.identity import node_id
-from tandem.config import Settings
+from tandem.config import Settings, parse_addresses
 from tandem.engines.base import EngineName, EngineOptions, LoadProgress
 from tandem.engines.sim.profile import is_sim_reference, parse_sim_reference
-from tandem.errors import InstanceNotReadyError, NotFoundError, TandemError
+from tandem.errors import ConfigError, InstanceNotReadyError, InvalidRequestError, NotFoundError, TandemError
+from tandem.kv.server import require_secret
+from tandem.kv.tls import identity_for
 from tandem.models.cards import ModelCard
 from tandem.models.store import LocalModel, ModelStore
 from tandem.runner.stream import Stream
@@ -144,7 +146,8 @@ class Node:
             dtype=settings.dtype,
             sampling_defaults=defaults.model_dump(exclude_none=True) if defaults is not None else {},
             profile=profile or {},
-            prefill_peers=tuple(peer.strip() for peer in settings.prefill_peers.split(",") if peer.strip()),
+            prefill_peers=parse_addresses(settings.prefill_peers.split(",")),
+            kv_codec=settings.kv_codec,
             kv_host=settings.kv_host,
             kv_port=settings.kv_port,
             cluster_secret=settings.cluster_secret,
@@ -183,10 +186,41 @@ class Node:
         Raises:
             NotFoundError: there is no such instance.
         """
-        instance = self._instances.pop(instance_id, None)
-        if instance is None:
-            raise NotFoundError(f"There is no instance {instance_id}.")
+        instance = self._instance(instance_id)
+        del self._instances[instance_id]
         await instance.supervisor.stop()
+
+    def prefill_peers(self, instance_id: str) -> tuple[str, ...]:
+        """The KV ports that may prefill for an instance.
+
+        Raises:
+            NotFoundError: there is no such instance.
+        """
+        return self._instance(instance_id).supervisor.options.prefill_peers
+
+    def name_peers(self, instance_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
+        """Replace the KV ports (`host:port`) that may prefill for an instance, from its next prompt on.
+
+        Raises:
+            NotFoundError: there is no such instance.
+            InvalidRequestError: an address has another form, or would need a cluster secret.
+        """
+        instance = self._instance(instance_id)
+        try:
+            peers = parse_addresses(addresses)
+            identity = identity_for(self.settings.cluster_secret, self.node_id)
+            for peer in peers:
+                require_secret(peer.rpartition(":")[0].strip("[]"), identity, open_to_all=False)
+        except (ValueError, ConfigError) as error:
+            raise InvalidRequestError(f"prefill_peers: {error}", param="prefill_peers") from error
+        instance.supervisor.name_peers(peers)
+        return peers
+
+    def _instance(self, instance_id: str) -> _Instance:
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            raise NotFoundError(f"There is no instance {instance_id}. GET /health lists them.")
+        return instance
 
     async def wait_ready(self, instance_id: str, deadline: float | None = None) -> None:
         """Wait until an instance is ready.

@@ -37,11 +37,17 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     request_id: str
 
 
+class NamePeers(msgspec.Struct, frozen=True, tag="name_peers"):
+    """From now on these KV ports may prefill for this instance."""
+
+    addresses: tuple[str, ...]
+
+
 class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Finish nothing, release everything, exit."""
 
 
-ToRunner: TypeAlias = Start | Submit | Cancel | Stop
+ToRunner: TypeAlias = Start | Submit | Cancel | NamePeers | Stop
 
 
 class Loading(msgspec.Struct, frozen=True, tag="loading"):

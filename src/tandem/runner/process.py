@@ -31,6 +31,7 @@ from tandem.runner.messages import (
     Heartbeat,
     Loaded,
     Loading,
+    NamePeers,
     Outputs,
     Ready,
     Start,
@@ -71,7 +72,7 @@ class Runner:
         self._channel = channel
         self._input = channel.makefile("rb", buffering=1 << 16)
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[Prepared | _Refused | Cancel | Stop | _Wake] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Prepared | _Refused | Cancel | NamePeers | Stop | _Wake] = queue.SimpleQueue()
         self._kv_port: PrefillServer | None = None
         self._preparing: set[str] = set()
         self._cancelled: set[str] = set()
@@ -141,8 +142,11 @@ class Runner:
             if outputs:
                 self._send(Outputs(list(outputs)))
 
-    def _handle(self, message: Prepared | _Refused | Cancel | _Wake) -> None:
+    def _handle(self, message: Prepared | _Refused | Cancel | NamePeers | _Wake) -> None:
         if isinstance(message, _Wake):
+            return
+        if isinstance(message, NamePeers):
+            self._name_peers(message.addresses)
             return
         if isinstance(message, Cancel):
             # A request still being prepared is unknown to the engine; remember to drop it when it arrives.
@@ -158,6 +162,12 @@ class Runner:
             self._send(Outputs([Output(message.request_id, [message.failure])]))
         else:
             self._engine.submit(message)
+
+    def _name_peers(self, addresses: tuple[str, ...]) -> None:
+        try:
+            self._engine.name_peers(addresses)
+        except TandemError as error:
+            logger.error("prefill peers %s are not used: %s", ", ".join(addresses), error.message)
 
     def _prepare(self, submit: Submit) -> None:
         try:
@@ -178,7 +188,7 @@ class Runner:
             if isinstance(message, Submit):
                 self._preparing.add(message.request_id)
                 self._pool.submit(self._prepare, message)
-            elif isinstance(message, Cancel | Stop):
+            elif isinstance(message, Cancel | NamePeers | Stop):
                 self._inbox.put(message)
 
     def _receive(self) -> ToRunner | None:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from tandem.config import Settings
 from tandem.engines.base import EngineOptions, LoadProgress
 from tandem.errors import InstanceNotReadyError, QueueFullError, RunnerDiedError, TandemError
@@ -26,6 +28,7 @@ from tandem.runner.messages import (
     Heartbeat,
     Loaded,
     Loading,
+    NamePeers,
     Outputs,
     Ready,
     Start,
@@ -147,6 +150,12 @@ class Supervisor:
         self._streams[request_id] = stream
         self._runner.send(Submit(request_id, request))
         return stream
+
+    def name_peers(self, addresses: tuple[str, ...]) -> None:
+        """Replace the KV ports that may prefill for this instance, in this runner and in those to come."""
+        self.options = msgspec.structs.replace(self.options, prefill_peers=addresses)
+        if self._runner is not None:
+            self._runner.send(NamePeers(addresses))
 
     def _not_ready(self) -> TandemError:
         name = self.options.model_id
