@@ -255,3 +255,28 @@ async def test_both_nodes_keep_the_contract(
     unread = node.generate(instance.model_id.upper(), request)
     await unread.aclose()
     assert all(model.model_id for model in await asyncio.to_thread(node.models))
+
+
+async def test_prefill_peers(real: tuple[Node, HttpServer, httpx.AsyncClient]) -> None:
+    node, _, client = real
+    [instance] = node.instances()
+    route = f"/instance/{instance.instance_id}/prefill_peers"
+    assert (await client.get(route)).json() == {"prefill_peers": []}
+    named = await client.put(route, json={"prefill_peers": [" 127.0.0.1:5000", "127.0.0.1:5000", "[::1]:5001"]})
+    assert named.json() == {"prefill_peers": ["127.0.0.1:5000", "[::1]:5001"]}
+    assert (await client.get(route)).json() == named.json()
+    for wrong, words in (
+        ({"prefill_peers": ["somewhere"]}, "host:port"),
+        ({"prefill_peers": ["10.0.0.1:5000"]}, "cluster secret"),
+        ({"prefill_peers": 3}, "prefill_peers"),
+        ({"peers": []}, "peers"),
+    ):
+        response = await client.put(route, json=wrong)
+        assert response.status_code == 400
+        assert words in error_of(response)["message"]
+    unknown = await client.get("/instance/nobody/prefill_peers")
+    assert unknown.status_code == 404
+    assert "GET /health" in error_of(unknown)["message"]
+    assert (await client.put(route, json={"prefill_peers": []})).json() == {"prefill_peers": []}
+    # The engine was told nothing that it minded.
+    assert (await client.post(CHAT, json=BODY)).status_code == 200

@@ -120,6 +120,9 @@ def test_all_peers_gone_leaves_the_rest_to_this_node(cluster: Callable[..., Clus
 
     (answer,) = both.ask(prompt, between=cut)
     both.check(answer, prompt)
+    progress = [event.processed_tokens for event in answer.progress]
+    assert progress == sorted(progress)
+    assert progress[-1] == len(prompt)
     assert answer.finished.statistics.handoff.prefill == "partial"
     assert 0 < answer.finished.statistics.handoff.remote_tokens < len(prompt) - 1
 

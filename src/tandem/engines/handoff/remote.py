@@ -16,6 +16,7 @@ from tandem.engines.handoff.codecs import codec_costs
 from tandem.engines.handoff.peer_link import PeerLink
 from tandem.errors import HandoffError
 from tandem.kv.codec import RAW
+from tandem.kv.control import Progress
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.kv.outcome import Outcome
@@ -62,6 +63,7 @@ class RemotePrefill:
         self._cancelled = False
         self._transfer: Transfer | None = None
         self._ended: Outcome | None = None
+        self._processed = self._reported = 0
 
     @property
     def ended(self) -> bool:
@@ -75,7 +77,9 @@ class RemotePrefill:
             HandoffError: nothing is.
         """
         codecs = (codec,) if codec == RAW else (codec, RAW)
-        transfer = peer.handoff.transfer(self.tokens, self.staging, codecs=codecs, most_queue=most_queue)
+        transfer = peer.handoff.transfer(
+            self.tokens, self.staging, codecs=codecs, most_queue=most_queue, on_progress=self._progress
+        )
         self.tried.append(peer)
         self._ended = None
         with self._lock:
@@ -87,6 +91,21 @@ class RemotePrefill:
     def _run(self, transfer: Transfer) -> None:
         self._ended = transfer.run()
         self._wake()
+
+    def _progress(self, progress: Progress) -> None:
+        if progress.processed > self._processed:
+            self._processed = progress.processed
+            self._wake()
+
+    @property
+    def progressed(self) -> bool:
+        """Whether `news` has any."""
+        return self._processed > self._reported
+
+    def news(self) -> int:
+        """How many prompt tokens the peer has computed."""
+        self._reported = self._processed
+        return self._reported
 
     def collect(self) -> Outcome:
         """Take the figures of the transfer that ended."""

@@ -159,6 +159,7 @@ class MlxEngine(Engine):
         outputs: list[Output] = []
         if self._running:
             self._decode(outputs)
+        outputs += self._handoffs.news()
         self._prefilling.extend(self._handoffs.collect(self._here([])))
         self._admit()
         if self._handoffs.has_peers:

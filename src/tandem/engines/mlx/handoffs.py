@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.engines.base import EngineOptions, KvPlane
+from tandem.engines.base import EngineOptions, KvPlane, Output
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.handoff.remote import RemotePrefill, RemotePrefills
 from tandem.engines.mlx.exchange import commit
@@ -26,6 +26,7 @@ from tandem.kv.codec import RAW
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.placement.handoff import NO_PEER, Decision, Here
+from tandem.types import PrefillProgress
 
 logger = logging.getLogger("tandem.mlx")
 
@@ -121,6 +122,14 @@ class Handoffs:
         self.receiving.append(sequence)
         return True
 
+    def news(self) -> list[Output]:
+        """What peers have computed of prompts since the last call."""
+        return [
+            Output(one.request_id, [PrefillProgress(one.remote.news(), len(one.tokens))])
+            for one in self.receiving
+            if one.remote is not None and one.remote.progressed
+        ]
+
     def collect(self, here: Here) -> list[Sequence]:
         """Sequences whose hand-off ended, each with a `prefill` that has committed what arrived."""
         ended: list[Sequence] = []
@@ -193,7 +202,9 @@ class Handoffs:
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.serving or any(one.remote is not None and one.remote.ended for one in self.receiving)
+        return self.serving or any(
+            one.remote is not None and (one.remote.ended or one.remote.progressed) for one in self.receiving
+        )
 
     def close(self) -> None:
         """Close connections to peers."""
