@@ -116,6 +116,10 @@ class RunnerDiedError(UnavailableError):
     code = "runner_died"
 
 
+class NodeLostError(UnavailableError):
+    code = "node_lost"
+
+
 class HandoffError(UnavailableError):
     code = "handoff_failed"
 

@@ -1,0 +1,201 @@
+"""The client side of the node port: answers from, and commands to, other nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import msgspec
+
+from tandem.cluster.nodeport.messages import (
+    SILENCE_SECONDS,
+    Command,
+    FrameParser,
+    Generate,
+    encode,
+    failure_decoder,
+)
+from tandem.errors import DeadlineError, NodeLostError, TandemError, WireError
+from tandem.runner.stream import Stream
+from tandem.types import GenerationRequest
+
+CONNECT_SECONDS = 1.5
+"""For each address: those that lead nowhere must not hold a request up for long."""
+
+
+class NodeClient:
+    """Speaks to other nodes' ports.
+
+    Args:
+        context: mutual TLS of the cluster; None for plain HTTP.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        self._scheme = "http" if context is None else "https"
+        timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS, pool=SILENCE_SECONDS)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
+        self._client = httpx.AsyncClient(
+            verify=context or False, timeout=timeout, limits=limits, trust_env=False, headers={"user-agent": "tandem"}
+        )
+        self._ids = itertools.count(1)
+        self._pumps: dict[str, set[asyncio.Task[None]]] = {}
+
+    async def close(self) -> None:
+        """End every stream and connection."""
+        for node_id in list(self._pumps):
+            self.lost(node_id, "this node is stopping")
+        await self._client.aclose()
+
+    def lost(self, node_id: str, reason: str) -> None:
+        """A node is gone: whatever it was asked ends now, instead of after its silence was noticed."""
+        for task in self._pumps.pop(node_id, set()):
+            task.cancel(reason)
+
+    def generate(self, node_id: str, addresses: Sequence[str], instance_id: str, request: GenerationRequest) -> Stream:
+        """Have another node answer. Its refusals, and the loss of the node, end the stream as errors.
+
+        Args:
+            addresses: `host:port`, the preferred one first.
+        """
+        name = f"{instance_id[:8]}@{node_id[:8]}-{next(self._ids)}"
+        task: asyncio.Task[None] | None = None
+
+        def closed(still_running: bool) -> None:
+            if still_running and task is not None:
+                task.cancel()
+
+        stream = Stream(name, closed)
+        body = encode(Generate(instance_id, request))
+        task = asyncio.get_running_loop().create_task(self._pump(stream, node_id, addresses, body), name=name)
+        self._pumps.setdefault(node_id, set()).add(task)
+        task.add_done_callback(lambda done: self._pumps.get(node_id, set()).discard(done))
+        return stream
+
+    async def _pump(self, stream: Stream, node_id: str, addresses: Sequence[str], body: bytes) -> None:
+        parser = FrameParser()
+        try:
+            async with self._open("POST", node_id, addresses, "/generate", content=body) as response:
+                async for data in response.aiter_raw():
+                    for events in parser.feed(data):
+                        if events:
+                            stream.push(events)
+                        if stream.finished:
+                            return
+            raise NodeLostError(f"Node {node_id} ended an answer in the middle. Send the request again.")
+        except asyncio.CancelledError as cancelled:
+            if not stream.finished:
+                reason = cancelled.args[0] if cancelled.args else "it was told to stop"
+                stream.fail(NodeLostError(f"Node {node_id} was lost while it answered: {reason}.", retry_after=1.0))
+        except TandemError as error:
+            stream.fail(error)
+        except httpx.HTTPError as error:
+            stream.fail(_lost(node_id, error))
+
+    async def command(
+        self, node_id: str, addresses: Sequence[str], name: str, arguments: dict[str, Any], *, deadline: float
+    ) -> Any:
+        """Have another node do something, and return what it answers.
+
+        Raises:
+            DeadlineError: no answer within `deadline` seconds.
+            NodeLostError: it cannot be reached.
+            TandemError: whatever it refuses with.
+        """
+        body = encode(Command(name, arguments))
+        try:
+            async with (
+                asyncio.timeout(deadline),
+                self._open("POST", node_id, addresses, "/command", content=body, read=deadline) as response,
+            ):
+                return msgspec.msgpack.decode(await response.aread())
+        except TimeoutError as error:
+            raise DeadlineError(f"Node {node_id} did not answer '{name}' within {deadline:g} s.") from error
+        except httpx.HTTPError as error:
+            raise _lost(node_id, error) from error
+
+    @asynccontextmanager
+    async def file(
+        self, node_id: str, addresses: Sequence[str], model_id: str, path: str, *, start: int = 0
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """A model's file from another node, from byte `start` on, in pieces.
+
+        Raises:
+            NodeLostError, NotFoundError: the node, or there the file, is not there.
+        """
+        target = f"/models/{model_id}/files/{path}"
+        headers = {"range": f"bytes={start}-"} if start else {}
+        try:
+            async with self._open("GET", node_id, addresses, target, headers=headers) as response:
+                yield response.aiter_raw(1 << 20)
+        except httpx.HTTPError as error:
+            raise _lost(node_id, error) from error
+
+    async def probe(self, node_id: str, address: str, size: int, *, deadline: float) -> float:
+        """Seconds that `size` bytes take from another node's address.
+
+        Raises:
+            NodeLostError: it cannot be reached there, or is too slow for `deadline` seconds.
+        """
+        began = time.monotonic()
+        try:
+            async with (
+                asyncio.timeout(deadline),
+                self._open("GET", node_id, [address], f"/probe?bytes={size}") as response,
+            ):
+                async for _ in response.aiter_raw():
+                    pass
+        except TimeoutError as error:
+            raise NodeLostError(f"{address} did not send {size} bytes within {deadline:g} s.") from error
+        except httpx.HTTPError as error:
+            raise _lost(node_id, error) from error
+        return time.monotonic() - began
+
+    @asynccontextmanager
+    async def _open(
+        self,
+        method: str,
+        node_id: str,
+        addresses: Sequence[str],
+        target: str,
+        *,
+        read: float | None = None,
+        **more: Any,
+    ) -> AsyncIterator[httpx.Response]:
+        """A response whose status says success, from the first address that can be connected to."""
+        timeout = httpx.Timeout(read or SILENCE_SECONDS, connect=CONNECT_SECONDS)
+        failure: httpx.HTTPError | None = None
+        for address in addresses:
+            request = self._client.build_request(method, f"{self._scheme}://{address}{target}", timeout=timeout, **more)
+            try:
+                response = await self._client.send(request, stream=True)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failure = error
+                continue
+            try:
+                if not response.is_success:
+                    raise _refusal(await response.aread())
+                yield response
+            finally:
+                await response.aclose()
+            return
+        if failure is None:
+            raise NodeLostError(f"No address of node {node_id} is known. Is it in another network?")
+        raise _lost(node_id, failure)
+
+
+def _refusal(body: bytes) -> TandemError:
+    try:
+        return failure_decoder.decode(body).error()
+    except msgspec.MsgspecError as error:
+        raise WireError(f"Another node's refusal cannot be read: {error}. Install the same Tandem on both.") from error
+
+
+def _lost(node_id: str, error: httpx.HTTPError) -> NodeLostError:
+    what = str(error) or type(error).__name__
+    return NodeLostError(f"Node {node_id} cannot be reached ({what}). It may have just left.", retry_after=1.0)
