@@ -95,7 +95,7 @@ async def test_an_instance_that_dies_leaves_its_work_to_the_other(node: Node) ->
     victim = next(status for status in node.instances() if status.instance_id == first)
     assert victim.pid is not None
     changed = asyncio.Event()
-    node._changed.add(changed)
+    node.local.on_change(changed.set)
     os.kill(victim.pid, signal.SIGKILL)
     await asyncio.wait_for(changed.wait(), DEADLINE)
     assert any(status.state != "ready" for status in node.instances())

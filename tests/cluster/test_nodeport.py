@@ -53,10 +53,7 @@ class Served:
         self.home = home
         context = identity.server_context() if identity else None
         commands = {"echo": self.echo, "wait": self.wait, "refuse": self.refuse}
-        self.port = NodePort("server", self, self, commands, "127.0.0.1", 0, context)
-
-    def submit(self, instance_id: str, request: GenerationRequest) -> Stream:
-        return self.node._instance(instance_id).supervisor.submit(request)
+        self.port = NodePort("server", self.node.local, self, commands, "127.0.0.1", 0, context)
 
     def file_of(self, model_id: str, path: str) -> Path:
         if (model_id, path) != ("org/tiny", "file"):
@@ -126,7 +123,7 @@ async def idle(served: Served) -> None:
 async def test_an_answer_is_the_same_as_at_home(served: Served, client: NodeClient) -> None:
     instance = await launch(served)
     there = await collect(client.generate("server", address(served), instance, HELLO))
-    here = await collect(served.submit(instance, HELLO))
+    here = await collect(served.node.local.submit(instance, HELLO))
     assert isinstance(there[0], Accepted)
     assert isinstance(there[-1], Finished)
     assert [e.text for e in there if isinstance(e, TextDelta)] == [e.text for e in here if isinstance(e, TextDelta)]
