@@ -6,13 +6,17 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from tandem.errors import CancelledError, TandemError
-from tandem.types import Event, Failure, Finished
+from tandem.types import Accepted, Event, Failure, Finished, PrefillProgress
 
 
 class Stream:
     """Async iterator over lists of events: each list is whatever has arrived since the last one.
 
     Ends after `Finished`; a `Failure` is raised as the error it stands for. Closing it early cancels the request.
+
+    Attributes:
+        elsewhere: asked when the stream fails before anything of an answer was read; it may return a stream of the same
+            request that goes on in this one's place.
 
     Args:
         request_id: unique in this process.
@@ -27,6 +31,9 @@ class Stream:
         self._ended = False
         self._closed = False
         self._error: TandemError | None = None
+        self._answered = False
+        self._successor: Stream | None = None
+        self.elsewhere: Callable[[TandemError], Stream | None] | None = None
 
     @property
     def finished(self) -> bool:
@@ -63,20 +70,34 @@ class Stream:
         return self
 
     async def __anext__(self) -> list[Event]:
+        if self._successor is not None:
+            return await anext(self._successor)
         while not self._events:
             if self._closed:
                 raise CancelledError("The request was cancelled.")
             if self._ended:
-                if self._error is not None:
+                if self._error is None:
+                    raise StopAsyncIteration
+                self._successor = self._find_successor(self._error)
+                if self._successor is None:
                     raise self._error
-                raise StopAsyncIteration
+                return await anext(self._successor)
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         events, self._events = self._events, []
+        if self.elsewhere is not None and not self._answered:
+            self._answered = not all(isinstance(event, Accepted | PrefillProgress) for event in events)
         return events
+
+    def _find_successor(self, error: TandemError) -> Stream | None:
+        if self._answered or self.elsewhere is None:
+            return None
+        return self.elsewhere(error)
 
     async def aclose(self) -> None:
         """Cancel the request if it still runs. Idempotent."""
+        if self._successor is not None:
+            await self._successor.aclose()
         if not self._closed:
             self._closed = True
             self._events = []
