@@ -155,12 +155,14 @@ class SimEngine(Engine):
             self._prefilling.insert(place, received)
         while self._waiting and self._has_room:
             self._admit(self._waiting.pop(0), outputs)
-        # Own prompts and those of peers take turns.
-        if self._handoffs.serving and (self._steps % 2 or not self._prefilling):
+        # A check takes a fraction of the time that a chunk does. Own prompts and those of peers take turns.
+        if self._handoffs.collectable:
+            pass
+        elif self._handoffs.serving and (self._steps % 2 or not self._prefilling):
             self._handoffs.serve(self._chunk_limit())
         elif self._prefilling:
             self._prefill(self._prefilling[0], outputs)
-        elif self._running and self._profile.decode_tps and not self._handoffs.collectable:
+        elif self._running and self._profile.decode_tps:
             time.sleep(max(0.0, min(one.due for one in self._running) - time.monotonic()))
         now = time.monotonic()
         for sequence in [one for one in self._running if one.due <= now]:

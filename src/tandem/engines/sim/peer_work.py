@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from typing import NamedTuple
 
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.sim.device import Device
@@ -18,6 +20,13 @@ logger = logging.getLogger("tandem.sim")
 CONGESTION_PAUSE = 0.002
 
 
+class _Entries(NamedTuple):
+    layer: int
+    part: int
+    token: int
+    array: Array
+
+
 class PeerWork:
     """One job at a time, a chunk a step. Entries leave after every chunk."""
 
@@ -30,6 +39,7 @@ class PeerWork:
         self._tokens: list[int] = []
         self._position = 0
         self._cached = 0
+        self._unsent: deque[_Entries] = deque()
 
     @property
     def pending(self) -> bool:
@@ -47,6 +57,7 @@ class PeerWork:
         if self._job is None:
             self._job = self._desk.take()
             self._tokens = []
+            self._unsent.clear()
         job = self._job
         if job is None:
             return
@@ -69,6 +80,19 @@ class PeerWork:
             # The client takes entries more slowly than they are computed. Others' work comes first.
             time.sleep(CONGESTION_PAUSE)
             return
+        if not self._unsent:
+            self._compute(job, limit)
+        # Handing over more than there is room for would block the engine thread.
+        while self._unsent and not job.congested:
+            one = self._unsent.popleft()
+            job.emit(one.layer, one.part, one.token, one.array)
+        if not self._unsent:
+            job.progress(self._position, cached=self._cached)
+            if self._position == len(self._tokens):
+                job.finish()
+                self._job = None
+
+    def _compute(self, job: PrefillJob, limit: int) -> None:
         if not self._tokens:
             job.progress(0)
             self._tokens = job.tokens.tolist()
@@ -76,23 +100,17 @@ class PeerWork:
         begun, tokens = time.monotonic(), self._tokens
         start, hit = self._position, self._position < self._cached
         end = min(start + limit, self._cached if hit else len(tokens))
-        entries = self._entries(job, start, end)
+        self._unsent.extend(self._entries(job, start, end))
         # What the prefix cache has costs no time, but is sent like everything else.
         if not hit:
             self._device.prefilled(end - start, begun)
             self._prefix.store(tokens[:end], tail=end == len(tokens))
-        for layer, part, token, array in entries:
-            job.emit(layer, part, token, array)
         self._position = end
-        job.progress(end, cached=self._cached)
-        if end == len(tokens):
-            job.finish()
-            self._job = None
 
-    def _entries(self, job: PrefillJob, start: int, end: int) -> list[tuple[int, int, int, Array]]:
-        """What is wanted of the tokens `[start, end)`: layer, part, first token, entries."""
+    def _entries(self, job: PrefillJob, start: int, end: int) -> list[_Entries]:
+        """What is wanted of the tokens `[start, end)`."""
         return [
-            (index, part, span.start, self._cache.entries(job.tokens, index, part, *span))
+            _Entries(index, part, span.start, self._cache.entries(job.tokens, index, part, *span))
             for index in job.plan.layers
             for span in job.needs(index, start, end)
             for part in range(len(self._cache.layout.layers[index].parts))
