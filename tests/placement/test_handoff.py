@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -36,12 +38,20 @@ LENGTHS = (1, 100, 511, 512, 513, 2000, 8192, 32_768)
 RATIOS = (0.5, 1.0, 2.0, 4.0, 10.0)
 BANDWIDTHS = (0.118e9, 1.187e9, 3.5e9, 20e9)
 QUEUES = (0.0, 0.5, 5.0)
+GRID: dict[str, Sequence[float]] = {
+    "prompt length": LENGTHS,
+    "speed ratio": RATIOS,
+    "bytes per second": BANDWIDTHS,
+    "own queue": QUEUES,
+    "the peer's queue": QUEUES,
+}
 
 
 def test_within_five_percent_of_the_better_choice_over_the_grid() -> None:
     worst = 0.0
     remote = 0
-    cases = list(itertools.product(LENGTHS, RATIOS, BANDWIDTHS, QUEUES, QUEUES))
+    chosen_remote: Counter[str] = Counter()
+    cases = list(itertools.product(*GRID.values()))
     for tokens, ratio, bandwidth, queue_here, queue_there in cases:
         here = Here(table(1500.0), queue_here)
         peer = Peer("peer", table(1500.0 * ratio), bandwidth, round_trip=0.001, queue=queue_there, fixed=0.01)
@@ -52,6 +62,11 @@ def test_within_five_percent_of_the_better_choice_over_the_grid() -> None:
         best = min(truth_local, truth_remote)
         worst = max(worst, chosen / best - 1)
         remote += decision.choice == "remote"
+        for name, value in zip(GRID, (tokens, ratio, bandwidth, queue_here, queue_there), strict=True):
+            chosen_remote[f"{name} {value:g}"] += decision.choice == "remote"
+    for name, values in GRID.items():
+        shares = (f"{value:g}: {chosen_remote[f'{name} {value:g}'] * len(values) / len(cases):.0%}" for value in values)
+        print(f"remote by {name}: {', '.join(shares)}")
     print(f"{len(cases)} cases, {remote} remote, worst choice {worst:.2%} over the better one")
     assert worst <= 0.05
     assert 0.2 < remote / len(cases) < 0.8

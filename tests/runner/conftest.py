@@ -58,16 +58,23 @@ def anyio_backend() -> str:
 async def make_supervisor(tmp_path: Path) -> AsyncIterator[MakeSupervisor]:
     made: list[Watched] = []
 
-    async def make(*, ready: bool = True, settings: dict[str, object] | None = None, **profile: object) -> Watched:
+    async def make(
+        *,
+        ready: bool = True,
+        settings: dict[str, object] | None = None,
+        options: dict[str, object] | None = None,
+        **profile: object,
+    ) -> Watched:
         limits = Settings(home=tmp_path, **(settings or {}))  # type: ignore[arg-type]
-        options = EngineOptions(
+        engine = EngineOptions(
             engine="sim",
             model_id="sim",
             max_batch=limits.max_batch,
             profile=SimProfile(**profile).to_dict(),  # type: ignore[arg-type]
+            **(options or {}),  # type: ignore[arg-type]
         )
         changed = asyncio.Event()
-        supervisor = Watched(f"instance-{len(made)}", options, limits, changed.set)
+        supervisor = Watched(f"instance-{len(made)}", engine, limits, changed.set)
         supervisor.changed = changed
         made.append(supervisor)
         supervisor.start()

@@ -33,6 +33,12 @@ class PrefillDesk(Producer):
         with self._lock:
             return len(self._queue)
 
+    @property
+    def waiting_seconds(self) -> float:
+        """Predicted for all jobs that wait."""
+        with self._lock:
+            return sum(self._seconds_for(job.plan.wanted.end) for job in self._queue.in_order())
+
     def submit(self, job: PrefillJob) -> Admission:
         with self._lock:
             before = self._queue.in_order()

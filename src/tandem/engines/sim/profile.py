@@ -26,6 +26,9 @@ class SimProfile(msgspec.Struct, frozen=True, omit_defaults=True):
         context_length: prompt plus answer.
         load_seconds: spent loading, over `layers` steps.
         layers, kv_heads, head_dim: shape of the simulated cache (float32).
+        prefix_hits: keep a prefix cache.
+        prefix_entries: tokens that it holds.
+        peer_queue: prompts of other nodes that may wait for their prefill.
         script: the text of every answer, instead of words drawn from the prompt's hash.
         die_at_token: the process exits with `die_status` when an answer reaches this many tokens; 0 never.
         hang_at_token: the engine thread stops for ever there; 0 never.
@@ -41,6 +44,9 @@ class SimProfile(msgspec.Struct, frozen=True, omit_defaults=True):
     layers: int = 4
     kv_heads: int = 2
     head_dim: int = 64
+    prefix_hits: bool = False
+    prefix_entries: int = 1 << 17
+    peer_queue: int = 8
     script: str = ""
     die_at_token: int = 0
     die_status: int = 1

@@ -1,0 +1,50 @@
+"""A request on its way through the simulated engine."""
+
+from __future__ import annotations
+
+from tandem.engines.answer import Answer
+from tandem.engines.base import Prepared
+from tandem.engines.handoff.remote import RemotePrefill
+
+
+class Sequence(Prepared):
+    """One request.
+
+    Attributes:
+        script: tokens of the answer, if the profile sets it.
+        position: prompt tokens in the cache; -1 before work on it begins.
+        state: hash of all tokens in the cache.
+        written: the answer's tokens so far.
+        due: `time.monotonic()` of the next token.
+        remote: while another node processes the prompt.
+    """
+
+    def __init__(self, request_id: str, answer: Answer, script: list[int]) -> None:
+        self.request_id = request_id
+        self.answer = answer
+        self.script = script
+        self.position = -1
+        self.state = 0
+        self.written: list[int] = []
+        self.due = 0.0
+        self.remote: RemotePrefill | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt's token ids."""
+        return self.answer.prompt.token_ids
+
+    @property
+    def missing(self) -> int:
+        """Prompt tokens that are not in the cache yet."""
+        return len(self.tokens) - max(0, self.position)
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's own tokens get log-probabilities, for which all of them must be computed."""
+        return self.answer.request.prompt_logprobs is not None
+
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether the prefix cache takes part."""
+        return self.answer.request.use_prefix_cache
