@@ -12,7 +12,7 @@ import pytest
 
 from tandem.cluster.node import Node
 from tandem.config import Settings
-from tandem.engines.mlx.engine import CPU_PREFILL_CHUNK
+from tandem.engines.mlx.pace import CPU_PREFILL_CHUNK
 from tandem.errors import InvalidRequestError, NotFoundError
 from tandem.models.packaged import INSTALL_HINT, packaged_gguf
 from tandem.types import (

@@ -13,6 +13,7 @@ import mlx.core as mx
 import pytest
 
 from tandem.engines.mlx import engine as engine_module
+from tandem.engines.mlx.pace import CPU_PREFILL_CHUNK
 from tandem.engines.mlx.prefill import Prefill
 from tandem.errors import ContextTooLongError, EngineError, UnsupportedError
 from tandem.types import (
@@ -97,7 +98,7 @@ def test_chunks_are_small_where_the_device_is_slow(tiny_engine: Callable[..., An
     engine = tiny_engine(max_decode_stall=0.5)
     answers: dict[str, Answered] = {}
     submit(engine, greedy(words(1, 3), 100))
-    assert engine._chunk_limit() == engine_module.CPU_PREFILL_CHUNK
+    assert engine._chunk_limit() == CPU_PREFILL_CHUNK
     step_until(engine, lambda seen: engine.load_now().decoding == 1, answers)
     for speed, expected in ((1.0, 64), (200.0, 64), (300.0, 128), (1000.0, 256), (1e6, 256)):
         engine._pace.prefill_tps = speed

@@ -40,17 +40,18 @@ class RateTable:
         Raises:
             ValueError: nothing was observed yet.
         """
-        if not self._rates:
+        rates = self._rates.copy()  # another thread may be observing
+        if not rates:
             raise ValueError("no rate was observed yet")
         place = math.log2(max(1, tokens)) + 0.5
-        below = max((bucket for bucket in self._rates if bucket <= place), default=None)
-        above = min((bucket for bucket in self._rates if bucket > place), default=None)
+        below = max((bucket for bucket in rates if bucket <= place), default=None)
+        above = min((bucket for bucket in rates if bucket > place), default=None)
         if below is None or above is None:
             nearest = below if below is not None else above
             assert nearest is not None
-            return self._rates[nearest]
+            return rates[nearest]
         share = (place - below) / (above - below)
-        return self._rates[below] * (1 - share) + self._rates[above] * share
+        return rates[below] * (1 - share) + rates[above] * share
 
     def seconds(self, tokens: int) -> float:
         """Seconds for that many tokens; 0 for none.

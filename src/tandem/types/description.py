@@ -29,10 +29,15 @@ class ModelInfo(msgspec.Struct, frozen=True):
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """How busy an engine is now. Counts of requests, bytes of memory; `steps` grows with every engine step."""
+    """How busy an engine is now. Counts of requests, bytes of memory; `steps` grows with every engine step.
+
+    Attributes:
+        elsewhere: of the prefilling requests, those whose prompt another node is computing: nothing to do for this one.
+    """
 
     waiting: int = 0
     prefilling: int = 0
+    elsewhere: int = 0
     decoding: int = 0
     cache_bytes: int = 0
     prefix_cache_bytes: int = 0

@@ -19,7 +19,7 @@ from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Ou
 from tandem.engines.mlx.cache_kinds import is_batchable
 from tandem.engines.mlx.decode import Decoder
 from tandem.engines.mlx.handoffs import Handoffs
-from tandem.engines.mlx.load import LoadedModel, load, on_accelerator
+from tandem.engines.mlx.load import LoadedModel, load
 from tandem.engines.mlx.memory import MemoryBudget, measure_sequence
 from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.prefill import Prefill
@@ -34,8 +34,6 @@ from tandem.types import EngineLoad, Event, Failure, Finished, GenerationRequest
 
 logger = logging.getLogger("tandem.mlx")
 
-CPU_PREFILL_CHUNK = 256
-GPU_PREFILL_CHUNK = 2048
 CLEAR_CACHE_STEPS = 256
 
 
@@ -52,8 +50,9 @@ class MlxEngine(Engine):
         self._waiting: list[Sequence] = []
         self._prefilling: list[Sequence] = []
         self._running: dict[int, Sequence] = {}
-        self._steps = 0
-        self._pace = Pace(self._chunk, options.max_decode_stall)
+        self._may_admit = False
+        self._admitted = self._steps = 0
+        self._pace = Pace(options.prefill_chunk, options.max_decode_stall)
         self._is_loaded = False
         self._loaded: LoadedModel
         self._text: TextModel
@@ -90,18 +89,11 @@ class MlxEngine(Engine):
     def warm_up(self) -> None:
         cache = self._loaded.make_cache()
         prefill = Prefill(self._loaded.model, [0] * 9, cache, 0)
-        while not prefill.done:
-            prefill.step(self._chunk)
+        prefill.step(prefill.total)
         self._decoder.add(0, prefill.tokens, cache, Sampler(GREEDY, self._text.vocabulary_size), [])
         self._decoder.step()
         self._decoder.remove(0)
         mx.clear_cache()
-
-    @property
-    def _chunk(self) -> int:
-        if self._options.prefill_chunk:
-            return self._options.prefill_chunk
-        return GPU_PREFILL_CHUNK if on_accelerator() else CPU_PREFILL_CHUNK
 
     # ------------------------------------------------------------------------------------------------------- requests
 
@@ -114,6 +106,7 @@ class MlxEngine(Engine):
         if not self.has_work:
             mx.reset_peak_memory()
         self._waiting.append(prepared)
+        self._may_admit = True
 
     def cancel(self, request_id: str) -> bool:
         for queue in (self._waiting, self._prefilling):
@@ -125,11 +118,13 @@ class MlxEngine(Engine):
             if sequence.request_id == request_id:
                 self._leave(sequence)
                 return True
+        self._may_admit = bool(self._waiting)
         return self._handoffs.cancel(request_id)
 
     @property
     def has_work(self) -> bool:
-        return bool(self._waiting or self._prefilling or self._running) or self._handoffs.has_work
+        admits = self._waiting and (self._may_admit or not self._handoffs.receiving)
+        return bool(self._prefilling or self._running or admits) or self._handoffs.has_work
 
     def kv_plane(self) -> KvPlane:
         return self._handoffs.plane
@@ -143,6 +138,7 @@ class MlxEngine(Engine):
         return EngineLoad(
             waiting=len(self._waiting),
             prefilling=len(self._prefilling) + len(self._handoffs.receiving),
+            elsewhere=self._handoffs.elsewhere,
             decoding=len(self._running),
             cache_bytes=self._memory.active,
             prefix_cache_bytes=self._prefix.nbytes,
@@ -169,6 +165,7 @@ class MlxEngine(Engine):
             self._handoffs.serve(self._chunk_limit())
         elif self._prefilling:
             self._prefill(outputs)
+        self._may_admit = len(self._active) < self._admitted
         if self._steps % CLEAR_CACHE_STEPS == 0 or not self.has_work:
             mx.clear_cache()
         self._memory.active = self._decoder.nbytes
@@ -176,14 +173,19 @@ class MlxEngine(Engine):
 
     def _admit(self) -> None:
         """Let waiting requests in, in order, while there is room in the batch and in memory."""
-        active = [*self._prefilling, *self._running.values(), *self._handoffs.receiving]
+        active = self._active
         while self._waiting and len(active) < self._options.max_batch:
             if active and not self._memory.fits(self._reserved([*active, self._waiting[0]])):
                 break
             active.append(self._waiting.pop(0))
             self._prefilling.append(active[-1])
+        self._admitted = len(active)
         # What is kept for later makes room for what runs now, before it is needed.
         self._prefix.limit(self._memory.total - max(self._reserved(active), self._memory.active))
+
+    @property
+    def _active(self) -> list[Sequence]:
+        return [*self._prefilling, *self._running.values(), *self._handoffs.receiving]
 
     def _offer(self, outputs: list[Output]) -> None:
         """Have prompts that would wait here prefilled elsewhere, where that is sooner.

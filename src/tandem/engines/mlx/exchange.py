@@ -21,7 +21,9 @@ from tandem.kv.layout import Layout
 from tandem.kv.staging import Staging
 
 
-class _Taken(NamedTuple):
+class Taken(NamedTuple):
+    """Entries of one part of a layer from `token` on, or a state as it is after `token` tokens; evaluated."""
+
     layer: int
     part: int
     token: int
@@ -29,18 +31,15 @@ class _Taken(NamedTuple):
     is_state: bool
 
 
-def emit(job: PrefillJob, cache: list[Any], start: int, end: int) -> None:
-    """Hand over what a cache that has seen `end` tokens holds of the tokens `[start, end)`, and states that are due.
-
-    Raises:
-        CancelledError: nobody wants it any more.
-    """
-    taken: list[_Taken] = []
+def take(job: PrefillJob, cache: list[Any], start: int, end: int) -> list[Taken]:
+    """What a cache that has seen `end` tokens holds, and `job` wants, of the tokens `[start, end)`, and states that are
+    due."""
+    taken: list[Taken] = []
     for index, leaf in enumerate(leaves(cache)):
         if kind_of(leaf) == "state":
             if index in job.plan.layers and end in job.plan.checkpoints:
                 taken.extend(
-                    _Taken(index, number, end, mx.contiguous(array), True)
+                    Taken(index, number, end, mx.contiguous(array), True)
                     for number, (_, array) in enumerate(state_arrays(leaf))
                 )
             continue
@@ -49,14 +48,22 @@ def emit(job: PrefillJob, cache: list[Any], start: int, end: int) -> None:
             first = span.end - entry_count(entries)
             if entries is not None:
                 taken.extend(
-                    _Taken(index, number, first, array, False) for number, (_, array) in enumerate(named_parts(entries))
+                    Taken(index, number, first, array, False) for number, (_, array) in enumerate(named_parts(entries))
                 )
     mx.eval([one.array for one in taken])
-    for one in taken:
-        if one.is_state:
-            job.emit_state(one.layer, one.part, one.token, to_numpy(one.array))
-        else:
-            job.emit(one.layer, one.part, one.token, to_numpy(one.array)[0])
+    return taken
+
+
+def hand_over(job: PrefillJob, one: Taken) -> None:
+    """Queue it for the client. Blocks while the job is congested.
+
+    Raises:
+        CancelledError: nobody wants it any more.
+    """
+    if one.is_state:
+        job.emit_state(one.layer, one.part, one.token, to_numpy(one.array))
+    else:
+        job.emit(one.layer, one.part, one.token, to_numpy(one.array)[0])
 
 
 def commit(

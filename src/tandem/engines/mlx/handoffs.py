@@ -85,6 +85,11 @@ class Handoffs:
     # ---------------------------------------------------------------------------------------------- asked of others
 
     @property
+    def elsewhere(self) -> int:
+        """Sequences that wait for another node, and for nothing here. From any thread."""
+        return sum(one.remote is not None and not one.remote.ended for one in self.receiving.copy())
+
+    @property
     def has_peers(self) -> bool:
         """Whether any node was named that may prefill for this one."""
         return self._remotes is not None

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from tandem.engines.mlx.load import on_accelerator
 from tandem.engines.mlx.prefix_cache import BLOCK_TOKENS
 from tandem.placement.handoff import Here
 from tandem.placement.rates import RateTable
 
+CPU_PREFILL_CHUNK = 256
+GPU_PREFILL_CHUNK = 2048
 SMALLEST_CHUNK = BLOCK_TOKENS
 """Below this, reading the weights for each chunk costs more than the chunk: a CPU loses a third of its speed at 16."""
 FIRST_GUESS_TPS = 100.0
@@ -17,7 +20,7 @@ class Pace:
     """Measured speeds.
 
     Args:
-        chunk: prompt tokens per step while no answer runs.
+        chunk: prompt tokens per step while no answer runs; 0 takes what suits the device.
         most_stall: seconds that a prefill step may delay running answers.
 
     Attributes:
@@ -26,7 +29,7 @@ class Pace:
     """
 
     def __init__(self, chunk: int, most_stall: float) -> None:
-        self.chunk = chunk
+        self.chunk = chunk or (GPU_PREFILL_CHUNK if on_accelerator() else CPU_PREFILL_CHUNK)
         self.rates = RateTable()
         self.prefill_tps = FIRST_GUESS_TPS
         self.decode_tps = 0.0

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 
 from tandem.engines.handoff.desk import PrefillDesk
-from tandem.engines.mlx.exchange import emit
+from tandem.engines.mlx.exchange import Taken, hand_over, take
 from tandem.engines.mlx.load import LoadedModel
 from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.prefill import Prefill
@@ -34,6 +35,7 @@ class PeerWork:
         self._job: PrefillJob | None = None
         self._prefill: Prefill | None = None
         self._cached = 0
+        self._unsent: deque[Taken] = deque()
 
     @property
     def pending(self) -> bool:
@@ -66,20 +68,36 @@ class PeerWork:
             # The client takes entries more slowly than they are computed. Others' work comes first.
             time.sleep(CONGESTION_PAUSE)
             return
-        prefill = self._prefill or self._begin(job)
-        before = prefill.position
-        if not prefill.done:
-            due = next(point for point in job.plan.checkpoints if point > before)
-            begun = time.monotonic()
-            count = prefill.step(min(limit, due - before))
-            self._pace.prefilled(count, time.monotonic() - begun)
-            tokens = prefill.tokens[: prefill.position]
-            self._prefix.store(tokens, prefill.cache, tail=prefill.done)
-            emit(job, prefill.cache, before, prefill.position)
-            job.progress(prefill.position, cached=self._cached)
+        if not self._unsent:
+            self._compute(job, limit)
+        # Handing over more than there is room for would block the engine thread.
+        while self._unsent and not job.congested:
+            hand_over(job, self._unsent.popleft())
+        prefill = self._prefill
+        if self._unsent or prefill is None:
+            return
+        job.progress(prefill.position, cached=self._cached)
         if prefill.done:
             job.finish()
             self._forget()
+
+    def _compute(self, job: PrefillJob, limit: int) -> None:
+        prefill = self._prefill
+        if prefill is None:
+            prefill = self._prefill = self._begin(job)
+            if self._cached:
+                # What the prefix cache has is sent like everything else.
+                self._unsent.extend(take(job, prefill.cache, 0, self._cached))
+                return
+        if prefill.done:
+            return
+        before = prefill.position
+        due = next(point for point in job.plan.checkpoints if point > before)
+        begun = time.monotonic()
+        count = prefill.step(min(limit, due - before))
+        self._pace.prefilled(count, time.monotonic() - begun)
+        self._prefix.store(prefill.tokens[: prefill.position], prefill.cache, tail=prefill.done)
+        self._unsent.extend(take(job, prefill.cache, before, prefill.position))
 
     def _begin(self, job: PrefillJob) -> Prefill:
         job.progress(0)
@@ -88,12 +106,9 @@ class PeerWork:
         self._cached = hit.length if hit else 0
         cache = hit.cache if hit else self._loaded.make_cache()
         # All of the context belongs into the cache; `Prefill` leaves its last token out, so it gets one more.
-        self._prefill = prefill = Prefill(self._loaded.model, [*tokens, 0], cache, self._cached)
-        if self._cached:
-            emit(job, cache, 0, self._cached)
-            job.progress(self._cached, cached=self._cached)
-        return prefill
+        return Prefill(self._loaded.model, [*tokens, 0], cache, self._cached)
 
     def _forget(self) -> None:
         self._job = self._prefill = None
+        self._unsent.clear()
         self._desk.ended()

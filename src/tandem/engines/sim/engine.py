@@ -120,10 +120,14 @@ class SimEngine(Engine):
     def kv_plane(self) -> KvPlane:
         return self._handoffs.plane
 
+    def name_peers(self, addresses: tuple[str, ...]) -> None:
+        self._handoffs.name_peers(addresses)
+
     def load_now(self) -> EngineLoad:
         return EngineLoad(
             waiting=len(self._waiting),
             prefilling=len(self._prefilling) + len(self._handoffs.receiving),
+            elsewhere=self._handoffs.elsewhere,
             decoding=len(self._running),
             prefix_cache_bytes=self._prefix.nbytes,
             steps=self._steps,

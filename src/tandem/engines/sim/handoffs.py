@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from tandem.engines.base import EngineOptions, KvPlane
 from tandem.engines.handoff.desk import PrefillDesk
-from tandem.engines.handoff.remote import RemotePrefills
+from tandem.engines.handoff.remote import RemotePrefill, RemotePrefills
 from tandem.engines.sim.cache import chain, fingerprint_of, first_wrong, layout_of
 from tandem.engines.sim.device import Device
 from tandem.engines.sim.peer_work import PeerWork
@@ -61,8 +62,9 @@ class Handoffs:
         self.desk = PrefillDesk(wake, device.seconds, limit=profile.peer_queue)
         self._peer_work = PeerWork(self._cache, prefix, self.desk, device)
         self._remotes: RemotePrefills | None = None
+        self._wake = wake
         if options.prefill_peers:
-            self._remotes = RemotePrefills(options, layout, self.plane.fingerprint, wake, checkpoint=0)
+            self.name_peers(options.prefill_peers)
         self.receiving: list[Sequence] = []
 
     @cached_property
@@ -72,6 +74,24 @@ class Handoffs:
         return KvPlane(layout, fingerprint_of(self._options.model_id, layout), self.desk)
 
     # ---------------------------------------------------------------------------------------------- asked of others
+
+    @property
+    def elsewhere(self) -> int:
+        """Sequences that wait for another node, and for nothing here. From any thread."""
+        return sum(not _collectable(one) for one in self.receiving.copy())
+
+    def name_peers(self, addresses: tuple[str, ...]) -> None:
+        """Replace the nodes that may prefill for this one."""
+        if not addresses:
+            if self._remotes is not None:
+                self._remotes.close()
+            self._remotes = None
+        elif self._remotes is None:
+            options = msgspec.structs.replace(self._options, prefill_peers=addresses)
+            plane = self.plane
+            self._remotes = RemotePrefills(options, plane.layout, plane.fingerprint, self._wake, checkpoint=0)
+        else:
+            self._remotes.name_peers(addresses)
 
     def consider(self, sequence: Sequence, held: Prefix, queue: float) -> bool:
         """Begin a remote prefill if that is predicted to be sooner.
@@ -101,37 +121,42 @@ class Handoffs:
     @property
     def collectable(self) -> bool:
         """Whether a transfer has ended whose entries are not all checked."""
-        return any(one.remote is not None and one.remote.outcome is not None for one in self.receiving)
+        return any(_collectable(one) for one in self.receiving)
 
     def collect(self) -> Sequence | None:
         """Check some entries of a transfer that ended.
 
         Returns:
-            The sequence, once nothing of it is left to check. A broken hand-off is continued at home.
+            The sequence, once nothing of it is left to check and no other peer does the rest.
         """
         for sequence in self.receiving:
-            if sequence.remote is not None and sequence.remote.outcome is not None:
-                return sequence if self._check(sequence, sequence.remote.outcome) else None
+            remote = sequence.remote
+            if remote is None or not _collectable(sequence):
+                continue
+            if remote.ended:
+                sequence.outcome = remote.collect()
+            assert sequence.outcome is not None
+            return sequence if self._check(sequence, remote, sequence.outcome) else None
         return None
 
-    def _check(self, sequence: Sequence, outcome: Outcome) -> bool:
-        remote = sequence.remote
-        assert remote is not None
+    def _check(self, sequence: Sequence, remote: RemotePrefill, outcome: Outcome) -> bool:
         start, end = sequence.position, min(sequence.position + CHECKED_AT_ONCE, outcome.complete)
+        tampered = False
         if start < end:
             tokens = np.asarray(sequence.tokens[:end], np.uint32)
             wrong = first_wrong(self._cache, tokens, remote.staging, outcome.codec, start, end)
             right = end if wrong is None else wrong
             sequence.state = chain(sequence.state, sequence.tokens[start:right])
             sequence.position = right
+            tampered = wrong is not None
             if wrong is not None:
                 error = HandoffError(f"The entries of token {wrong} are wrong. They are not used; look at that node.")
                 outcome = outcome._replace(complete=wrong, error=error)
+                remote.outcomes[-1] = outcome
+                remote.tried[-1].learn(outcome)
             elif right < outcome.complete:
                 return False
-        self.receiving.remove(sequence)
-        sequence.remote = None
-        remote.peer.learn(outcome)
+        sequence.outcome = None
         received = sequence.position - remote.start
         if outcome.error is not None:
             logger.warning(
@@ -141,7 +166,12 @@ class Handoffs:
                 received,
                 outcome.error,
             )
-        sequence.answer.received(outcome, received)
+            here = Here(self._device.rates)
+            if not tampered and self._remotes is not None and self._remotes.go_on(remote, here, chunk=self._chunk):
+                return False
+        self.receiving.remove(sequence)
+        sequence.remote = None
+        sequence.answer.received(remote.outcomes, received)
         if sequence.keeps_prefix:
             self._prefix.store(sequence.tokens[: sequence.position], tail=False)
         return True
@@ -185,3 +215,7 @@ class Handoffs:
         self.receiving.clear()
         if self._remotes is not None:
             self._remotes.close()
+
+
+def _collectable(sequence: Sequence) -> bool:
+    return sequence.remote is not None and (sequence.remote.ended or sequence.outcome is not None)

@@ -64,14 +64,14 @@ class PeerWork:
         try:
             self._advance(job, limit)
         except CancelledError:
-            self._job = None
+            self._forget()
         except TandemError as error:
             job.fail(error)
-            self._job = None
+            self._forget()
         except Exception as error:
             logger.exception("a peer's prefill failed")
             job.fail(EngineError(f"The prompt could not be processed: {error}"))
-            self._job = None
+            self._forget()
 
     def _advance(self, job: PrefillJob, limit: int) -> None:
         if job.cancelled:
@@ -90,7 +90,7 @@ class PeerWork:
             job.progress(self._position, cached=self._cached)
             if self._position == len(self._tokens):
                 job.finish()
-                self._job = None
+                self._forget()
 
     def _compute(self, job: PrefillJob, limit: int) -> None:
         if not self._tokens:
@@ -106,6 +106,10 @@ class PeerWork:
             self._device.prefilled(end - start, begun)
             self._prefix.store(tokens[:end], tail=end == len(tokens))
         self._position = end
+
+    def _forget(self) -> None:
+        self._job = None
+        self._desk.ended()
 
     def _entries(self, job: PrefillJob, start: int, end: int) -> list[_Entries]:
         """What is wanted of the tokens `[start, end)`."""

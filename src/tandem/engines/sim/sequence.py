@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem.engines.answer import Answer
 from tandem.engines.base import Prepared
 from tandem.engines.handoff.remote import RemotePrefill
+from tandem.kv.outcome import Outcome
 
 
 class Sequence(Prepared):
@@ -16,7 +17,8 @@ class Sequence(Prepared):
         state: hash of all tokens in the cache.
         written: the answer's tokens so far.
         due: `time.monotonic()` of the next token.
-        remote: while another node processes the prompt.
+        remote: while another node processes the prompt, or its entries are checked.
+        outcome: of a transfer whose entries are being checked.
     """
 
     def __init__(self, request_id: str, answer: Answer, script: list[int]) -> None:
@@ -28,6 +30,7 @@ class Sequence(Prepared):
         self.written: list[int] = []
         self.due = 0.0
         self.remote: RemotePrefill | None = None
+        self.outcome: Outcome | None = None
 
     @property
     def tokens(self) -> list[int]:
