@@ -8,8 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -127,14 +129,24 @@ class Child:
 
 
 def answer_questions(ready: dict[str, Any], answer: Answerer) -> None:
-    """A program's main loop: say `ready`, then answer question after question until the parent is gone."""
+    """A program's main loop: say `ready`, then answer question after question. The process ends with its parent."""
+    questions: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(questions,), daemon=True).start()
     _say(ready)
-    for line in sys.stdin:
+    while True:
         try:
-            reply = answer(json.loads(line))
+            reply = answer(json.loads(questions.get()))
         except TandemError as error:
             reply = {"error": error.message}
         _say(reply)
+
+
+def _read(questions: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        questions.put(line)
+    # At once, even in the middle of an answer: there is nobody to hear it.
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _say(message: dict[str, Any]) -> None:
