@@ -7,6 +7,7 @@ side is the product's own: the decision rule, the transfer, the commit, the HTTP
 from __future__ import annotations
 
 import asyncio
+import itertools
 import statistics
 import time
 from collections.abc import Sequence
@@ -65,7 +66,7 @@ def divide(times: Sequence[Sequence[float]], began: float, ended: float) -> Gaps
     receiving: list[float] = []
     otherwise: list[float] = []
     for one in times:
-        for first, second in zip(one, one[1:], strict=False):
+        for first, second in itertools.pairwise(one):
             (receiving if second > began and first < ended else otherwise).append(second - first)
     return Gaps(receiving, otherwise, ended - began)
 
@@ -165,5 +166,3 @@ def _summary(rounds: list[Gaps], nbytes: int) -> TokenGaps:
         receiving_seconds=Series.of([one.window for one in rounds]),
         receiving_rate=Series.of([nbytes / one.window for one in rounds]),
     )
-
-

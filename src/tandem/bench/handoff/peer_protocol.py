@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any, BinaryIO, TypeAlias
+from typing import BinaryIO, TypeAlias
 
 import msgspec
 import numpy as np
@@ -167,7 +167,7 @@ def fetch(stream: BinaryIO, tokens: list[int], model_id: str = "") -> list[tuple
 
 
 def _head_order(chunks: list[KvChunk], pieces: list[bytes], dtype: str) -> Array:
-    kind: Any = DTYPES[dtype].array  # type: ignore[index]  # an unknown name ends the bench
+    kind = DTYPES[dtype].array
     arrays = [
         np.frombuffer(piece, kind).reshape(chunk.num_tokens, chunk.n_heads, chunk.head_dim)
         for chunk, piece in zip(chunks, pieces, strict=True)

@@ -69,7 +69,7 @@ class SocketReceiver:
     def receive(self) -> float:
         total, received = self._shape.nbytes, 0
         began = time.perf_counter()
-        memory = memoryview(np.empty(total, np.uint8))
+        memory = np.empty(total, np.uint8).data
         self._socket.sendall(b"\0")
         while received < total:
             count = self._socket.recv_into(memory[received : received + PIECE_BYTES])

@@ -133,7 +133,9 @@ class HandoffReport(msgspec.Struct, frozen=True):
     def missed(self) -> dict[str, Bound]:
         """Bounds that a figure missed."""
         series = self.series
-        return {name: bound for name, bound in BOUNDS.items() if name in series and not bound.met_by(series[name].median)}
+        return {
+            name: bound for name, bound in BOUNDS.items() if name in series and not bound.met_by(series[name].median)
+        }
 
     def to_json(self) -> dict[str, Any]:
         """One flat object: the headline figures first, then their bounds, then everything else."""
