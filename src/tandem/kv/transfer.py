@@ -149,7 +149,8 @@ class Transfer:
         if self._cancelled:
             self._stop(link, intake.nonce)
         patience = self._patience()
-        waited = link.transport.wait_readable(patience)
+        # While entries come faster than they are received, there is no need to wait.
+        waited = "readable" if link.reader.begun() else link.transport.wait_readable(patience)
         if waited == "late":
             raise self._late()
         if waited == "woken":

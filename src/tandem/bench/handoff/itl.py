@@ -19,6 +19,7 @@ from typing import Any
 from tandem.bench.handoff.children import Child
 from tandem.bench.handoff.plan import HandoffPlan
 from tandem.bench.handoff.report import TokenGaps
+from tandem.bench.handoff.ttft import MOST
 from tandem.bench.processes import HOST
 from tandem.bench.prompts import PromptMaker
 from tandem.bench.report import Series, ratios
@@ -144,7 +145,7 @@ async def _all(ticks: list[Ticks], count: int) -> None:
 
 def _must_be_remote(statistics_of_answer: dict[str, Any], tokens: int) -> None:
     handoff = statistics_of_answer.get("handoff", {})
-    if handoff.get("prefill") != "remote" or handoff.get("remote_tokens") != tokens - 1:
+    if handoff.get("prefill") != "remote" or handoff.get("remote_tokens", 0) < MOST * tokens:
         raise EngineError(
             f"The long prompt was not handed off whole ({handoff.get('prefill')}): {handoff.get('reason')} "
             "If its sender is too slow to be worth it, raise --itl-rate."

@@ -40,12 +40,12 @@ class HandoffPlan(msgspec.Struct, frozen=True):
 
     model: str = "demo"
     sections: tuple[Section, ...] = SECTIONS
-    rounds: int = 5
+    rounds: int = 3
     throughput_tokens: int = 2048
-    ttft_tokens: int = 2048
+    ttft_tokens: int = 1536
     ttft_chunk: int = 64
     links: tuple[float, ...] = (1.0, 0.5, 2.0)
-    itl_tokens: int = 3072
+    itl_tokens: int = 2048
     itl_rate: float = 118e6
     itl_streams: int = 2
     itl_gaps: int = 40

@@ -40,7 +40,7 @@ class LinkResult(msgspec.Struct, frozen=True):
         exposed: of the transfer, what computing did not hide.
         overlap_efficiency: (serial - ttft) / (serial - bound), where serial is prefill + transfer. 1 is a perfect
             overlap, 0 is none.
-        link_efficiency: payload bytes by (ttft times rate).
+        link_efficiency: transfer / ttft, which is the payload by what the link could have carried meanwhile.
     """
 
     relative: float

@@ -26,6 +26,9 @@ KINDS = {
 }
 """Name: the sender's kind, and whether over TLS."""
 
+REPEATS = 3
+"""Measurements of each a round: they take a fraction of a second, so anything else that runs shows in single ones."""
+
 
 async def measure_throughput(plan: HandoffPlan, work: Path, say: Say) -> Throughput:
     """Receive as many bytes through each, round by round.
@@ -47,11 +50,11 @@ async def measure_throughput(plan: HandoffPlan, work: Path, say: Say) -> Through
             receivers[name] = receiver = await asyncio.to_thread(_receiver, kind, child.ready["port"], shape, tls)
             stack.callback(receiver.close)
             await asyncio.to_thread(receiver.receive)
-        for number in range(plan.rounds):
+        for number in range(plan.rounds * REPEATS):
             order = list(KINDS)
             order = order[number % len(order) :] + order[: number % len(order)]
             for name in order:
-                say(f"round {number + 1} of {plan.rounds}: throughput of {name}")
+                say(f"throughput {number + 1} of {plan.rounds * REPEATS}: {name}")
                 seconds[name].append(await asyncio.to_thread(receivers[name].receive))
     rates = {name: [shape.nbytes / one for one in taken] for name, taken in seconds.items()}
     return Throughput(
