@@ -73,7 +73,9 @@ def divide(times: Sequence[Sequence[float]], began: float, ended: float) -> Gaps
 
 
 def p95(values: Sequence[float]) -> float:
-    """The 95th percentile of at least two values."""
+    """The 95th percentile."""
+    if len(values) == 1:
+        return values[0]
     return statistics.quantiles(values, n=20, method="inclusive")[-1]
 
 
@@ -115,21 +117,30 @@ async def measure_itl(plan: HandoffPlan, folder: Path, work: Path, say: Say) -> 
 
 async def _round(target: Target, texts: list[str], long: list[int], gaps: int) -> Gaps:
     ticks = [Ticks() for _ in texts]
-    async with asyncio.TaskGroup() as group:
-        running = [
-            group.create_task(target.complete(text, STREAM_TOKENS, ignore_eos=True, on_text=one.add))
-            for text, one in zip(texts, ticks, strict=True)
-        ]
-        await _all(ticks, gaps)
-        began = time.perf_counter()
-        answer = await target.complete(long, 1, ignore_eos=True)
-        ended = answer.first_text
-        _must_be_remote(answer.statistics, len(long))
-        await _all(ticks, max(len(one.times) for one in ticks) + gaps)
-        # Closing the connection ends an answer.
-        for task in running:
-            task.cancel()
-    return divide([one.times for one in ticks], began, ended)
+    try:
+        async with asyncio.TaskGroup() as group:
+            running = [
+                group.create_task(target.complete(text, STREAM_TOKENS, ignore_eos=True, on_text=one.add))
+                for text, one in zip(texts, ticks, strict=True)
+            ]
+            window = await _receive(target, long, ticks, gaps)
+            # Closing the connection ends an answer.
+            for task in running:
+                task.cancel()
+    except BaseExceptionGroup as errors:
+        # The first is the cause; it has a message for people.
+        raise errors.exceptions[0] from errors
+    return divide([one.times for one in ticks], *window)
+
+
+async def _receive(target: Target, long: list[int], ticks: list[Ticks], gaps: int) -> tuple[float, float]:
+    """Wait for gaps, have the long prompt handed off, wait for gaps again. Returns the hand-off's beginning and end."""
+    await _all(ticks, gaps)
+    began = time.perf_counter()
+    answer = await target.complete(long, 1, ignore_eos=True)
+    _must_be_remote(answer.statistics, len(long))
+    await _all(ticks, max(len(one.times) for one in ticks) + gaps)
+    return began, answer.first_text
 
 
 async def _all(ticks: list[Ticks], count: int) -> None:
