@@ -147,11 +147,12 @@ class Transport:
             PeerLostError: the connection ended before they were full.
             PeerSilentError, CancelledError: as for every wait.
         """
+        views = [view for view in views if len(view)]
         index = offset = 0
         while index < len(views):
             pieces = _pieces(views, index, offset, 1 if self._tls is not None else _MAX_VECTORS)
             try:
-                count = self._receive_into(pieces) if pieces else 0
+                count = self._receive_into(pieces)
             except (BlockingIOError, ssl.SSLWantReadError):
                 self._wait(select.POLLIN, patience)
                 continue
@@ -168,8 +169,6 @@ class Transport:
                     index, offset = index + 1, 0
                 if not count:
                     break
-            while index < len(views) and offset == len(views[index]):
-                index, offset = index + 1, 0
 
     def take(self, view: memoryview) -> int:
         """Receive what is there already of `view`'s bytes, without waiting. Returns how many.
@@ -269,15 +268,15 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _pieces(views: Sequence[memoryview], index: int, offset: int, most: int) -> list[memoryview]:
-    """What to receive next: from `offset` in buffer `index` on, at most `_PIECE` bytes in at most `most` buffers."""
+    """What to receive next: from `offset` in buffer `index` on, at most `_PIECE` bytes in at most `most` buffers. No
+    buffer is empty."""
     pieces: list[memoryview] = []
     room = _PIECE
     while index < len(views) and room and len(pieces) < most:
         view = views[index]
         left = len(view) - offset
-        if left:
-            piece = view if not offset and left <= room else view[offset : offset + min(left, room)]
-            pieces.append(piece)
-            room -= len(piece)
+        piece = view if not offset and left <= room else view[offset : offset + min(left, room)]
+        pieces.append(piece)
+        room -= len(piece)
         index, offset = index + 1, 0
     return pieces
