@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
-import tempfile
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 
+from tandem.bench.handoff.cli import handoff
 from tandem.bench.plan import Plan, parse_streams
+from tandem.bench.running import run_bench
 from tandem.config import settings
 
 app = typer.Typer(help="Measure Tandem, beside other servers where that is meaningful.", no_args_is_help=True)
 
 DEFAULTS = Plan()
-TERMINATED = 143
-"""128 + SIGTERM, as shells count."""
 
 
 @app.callback()
@@ -65,33 +61,18 @@ def serve(
     )
     plan.check()
     # Imported late: `tandem bench --help` should not wait for them.
-    from tandem.bench.report import Report
     from tandem.bench.serve import bench_serve
     from tandem.bench.table import show
     from tandem.models.store import ModelStore
 
     folder = None if skip_mlx_lm else ModelStore(settings()).locate(model).path
-    console = Console(stderr=True)
-
-    async def run(work: Path) -> Report:
-        # An orderly end, whoever asks for it: the servers are ours to stop.
-        task = asyncio.current_task()
-        assert task is not None
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-        with console.status("") as status:
-            # A log has no use for a spinner, but a reader of it wants to know where the minutes go.
-            say = status.update if console.is_terminal else console.print
-            return await bench_serve(plan, folder, sim=not skip_sim, work=work, say=say)
-
-    with tempfile.TemporaryDirectory(prefix="tandem-bench-") as work:
-        try:
-            report = asyncio.run(run(Path(work)))
-        except asyncio.CancelledError:
-            raise typer.Exit(TERMINATED) from None
+    report = run_bench(lambda work, say: bench_serve(plan, folder, sim=not skip_sim, work=work, say=say))
     if json:
         typer.echo(msgspec.json.encode(report.to_json()).decode())
     else:
         show(report, Console())
     if check and report.missed:
         raise typer.Exit(1)
+
+
+app.command()(handoff)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import httptools
@@ -28,6 +29,7 @@ class Answer:
         ended: when `[DONE]` arrived.
         chunks: pieces of text.
         cached_tokens: prompt tokens that the server says it need not process.
+        statistics: what Tandem says of the answer's making, in its `: generation_stats` comment; else empty.
     """
 
     started: float
@@ -40,6 +42,7 @@ class Answer:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    statistics: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ttft(self) -> float:
@@ -74,15 +77,23 @@ class _Chunk(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Chunk).decode
+_STATISTICS = b": generation_stats "
 
 
 class _Connection(asyncio.Protocol):
     """Sends one request and collects its answer in `answer`."""
 
-    def __init__(self, request: bytes, started: float, answer: asyncio.Future[Answer]) -> None:
+    def __init__(
+        self,
+        request: bytes,
+        started: float,
+        answer: asyncio.Future[Answer],
+        on_text: Callable[[float], None] | None,
+    ) -> None:
         self._request = request
         self._started = started
         self._answer = answer
+        self._on_text = on_text
         self._parser = httptools.HttpResponseParser(self)
         self._pending = b""
         self._now = 0.0
@@ -91,6 +102,7 @@ class _Connection(asyncio.Protocol):
         self._pieces: list[str] = []
         self._finish_reason = ""
         self._usage: _Usage | None = None
+        self._statistics: dict[str, Any] = {}
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -114,6 +126,8 @@ class _Connection(asyncio.Protocol):
                 self._end()
             elif event.startswith(b"data: "):
                 self._event(_decode(event[6:]))
+            elif event.startswith(_STATISTICS):
+                self._statistics = msgspec.json.decode(event[len(_STATISTICS) :])
 
     def _event(self, chunk: _Chunk) -> None:
         if bytes(chunk.error) not in (b"", b"null"):
@@ -126,6 +140,8 @@ class _Connection(asyncio.Protocol):
                 self._first_text = self._first_text or self._now
                 self._last_text = self._now
                 self._pieces.append(text)
+                if self._on_text is not None:
+                    self._on_text(self._now)
             self._finish_reason = choice.finish_reason or self._finish_reason
 
     def _end(self) -> None:
@@ -145,6 +161,7 @@ class _Connection(asyncio.Protocol):
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=(details.cached_tokens or 0) if details else 0,
+            statistics=self._statistics,
         )
         if not self._answer.done():
             self._answer.set_result(answer)
@@ -159,12 +176,21 @@ class _Connection(asyncio.Protocol):
             self._answer.set_exception(EngineError(message))
 
 
-async def ask(host: str, port: int, path: str, body: dict[str, Any], deadline: float = 300.0) -> Answer:
+async def ask(
+    host: str,
+    port: int,
+    path: str,
+    body: dict[str, Any],
+    deadline: float = 300.0,
+    *,
+    on_text: Callable[[float], None] | None = None,
+) -> Answer:
     """Send `body` with `stream` switched on and read the answer to its end.
 
     Args:
         path: `/v1/completions` or `/v1/chat/completions`.
         deadline: seconds for the whole answer.
+        on_text: called with the time of every text that arrives.
 
     Raises:
         UnavailableError: nothing listens there.
@@ -182,7 +208,7 @@ async def ask(host: str, port: int, path: str, body: dict[str, Any], deadline: f
     try:
         async with asyncio.timeout(deadline):
             transport, _ = await loop.create_connection(
-                lambda: _Connection(head.encode() + payload, started, answer), host, port
+                lambda: _Connection(head.encode() + payload, started, answer, on_text), host, port
             )
             try:
                 return await answer

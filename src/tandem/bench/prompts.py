@@ -58,6 +58,14 @@ class PromptMaker:
             text += " and"
         return text
 
+    def token_ids(self, label: str, tokens: int) -> list[int]:
+        """Exactly `tokens` token ids of a story's beginning; the same label makes the same ids."""
+        words = tokens
+        while len(ids := self._tokenizer.encode(story(label, words)).ids) < tokens:
+            words *= 2
+        found: list[int] = ids[:tokens]
+        return found
+
 
 def story(label: str, words: int) -> str:
     """At least `words` words of prose, drawn from `label`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,21 @@ class Target:
     process: ServerProcess
     model: str
 
-    async def complete(self, prompt: str, tokens: int, **more: Any) -> Answer:
-        """Continue a text greedily for at most `tokens` tokens.
+    async def complete(
+        self,
+        prompt: str | Sequence[int],
+        tokens: int,
+        *,
+        on_text: Callable[[float], None] | None = None,
+        **more: Any,
+    ) -> Answer:
+        """Continue a text, or token ids, greedily for at most `tokens` tokens.
 
         Raises:
             TandemError: see `client.ask`.
         """
         body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0.0} | more
-        return await ask(HOST, self.process.port, "/v1/completions", body)
+        return await ask(HOST, self.process.port, "/v1/completions", body, on_text=on_text)
 
     async def chat(self, messages: list[dict[str, str]], tokens: int) -> Answer:
         """Answer a chat greedily with at most `tokens` tokens.
@@ -42,22 +50,31 @@ class Target:
         return await ask(HOST, self.process.port, "/v1/chat/completions", body)
 
 
-def tandem_server(reference: str, work: Path, *, name: str = "tandem", batch: int = 8) -> Target:
+def tandem_server(
+    reference: str,
+    work: Path,
+    *,
+    name: str = "tandem",
+    batch: int = 8,
+    environment: Mapping[str, str] | None = None,
+) -> Target:
     """`tandem up` with a data folder of its own, not started yet.
 
     Args:
         reference: a model folder, or a reference to the `sim` engine.
         work: scratch folder.
         batch: answers decoded together.
+        environment: further variables.
     """
     port = free_port()
     command = [sys.executable, "-m", "tandem.cli", "up", reference, "--host", HOST, "--port", str(port), "--json"]
     command += ["--max-batch", str(batch), "--max-queue", "64", "--offline"]
-    environment = {
+    variables = {
         "TANDEM_HOME": str(work / f"{name}-home"),
         "TANDEM_API_KEY": "",
+        **(environment or {}),
     }
-    return Target(name, ServerProcess(name, command, port, environment, work / f"{name}.log"), "default")
+    return Target(name, ServerProcess(name, command, port, variables, work / f"{name}.log"), "default")
 
 
 def mlx_lm_server(folder: Path, work: Path) -> Target:

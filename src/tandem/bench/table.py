@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console, Group
 from rich.table import Table
 
+from tandem.bench.environment import Environment
 from tandem.bench.plan import BOUNDS
 from tandem.bench.report import Comparison, Delay, Report, Series, SimLoad
 
@@ -96,8 +97,8 @@ def _sim(sim: SimLoad) -> Table:
     return table
 
 
-def _notes(report: Report) -> list[str]:
-    machine = report.environment
+def machine_notes(machine: Environment) -> list[str]:
+    """Where a result was measured, in lines."""
     versions = ", ".join(f"{name} {number}" for name, number in machine.versions.items())
     lines = [
         f"{machine.cores} cores of {machine.processor}, BLAS {machine.blas}, Python {machine.python}, {versions}",
@@ -105,6 +106,11 @@ def _notes(report: Report) -> list[str]:
     ]
     if machine.thread_variables:
         lines.append("set: " + ", ".join(f"{name}={value}" for name, value in machine.thread_variables.items()))
+    return lines
+
+
+def _notes(report: Report) -> list[str]:
+    lines = machine_notes(report.environment)
     if (agreement := report.agreement) is not None:
         lines.append(
             f"{agreement.equal_texts} of {agreement.answers} greedy answers equal to the last character, "

@@ -71,7 +71,18 @@ class FrameReader:
         self._transport = transport
         self._max_request_bytes = max_request_bytes
         self._sequence = 0
-        self._buffer = bytearray(HEADER_BYTES)
+        self._buffer = memoryview(bytearray(HEADER_BYTES))
+        self._begun = 0
+
+    def begun(self) -> bool:
+        """Whether the next header has begun to arrive; does not wait for it.
+
+        Raises:
+            PeerLostError: the connection ended.
+        """
+        if not self._begun:
+            self._begun = self._transport.take(self._buffer)
+        return self._begun > 0
 
     def header(self, patience: Patience) -> Header:
         """Receive the next frame's header.
@@ -79,9 +90,10 @@ class FrameReader:
         Raises:
             WireError: it is malformed, or not the next of this connection (one was lost, repeated or moved).
         """
-        view = memoryview(self._buffer)
-        self._transport.receive((view,), patience)
-        header = decode_header(view, max_request_bytes=self._max_request_bytes)
+        if self._begun < HEADER_BYTES:
+            self._transport.receive((self._buffer[self._begun :],), patience)
+        self._begun = 0
+        header = decode_header(self._buffer, max_request_bytes=self._max_request_bytes)
         if header.sequence != self._sequence:
             raise WireError(
                 f"Frame {header.sequence} came where {self._sequence} is next: frames were lost, repeated or moved. "

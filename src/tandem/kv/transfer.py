@@ -152,7 +152,8 @@ class Transfer:
             self._stop(link, intake.nonce)
             raise CancelledError("The hand-off was cancelled.")
         patience = self._patience()
-        waited = link.transport.wait_readable(patience)
+        # While entries come faster than they are received, there is no need to wait.
+        waited = "readable" if link.reader.begun() else link.transport.wait_readable(patience)
         if waited == "late":
             raise self._late()
         if waited == "woken":

@@ -22,7 +22,7 @@ from tandem.errors import CancelledError, PeerLostError, PeerSilentError
 _MAX_VECTORS = 512
 """Buffers per system call; all platforms take 1024."""
 
-_PIECE = 256 << 10
+_PIECE = 512 << 10
 """Bytes received at a time: few enough to be in the processor's cache still when their checksum is computed."""
 
 
@@ -147,26 +147,52 @@ class Transport:
             PeerLostError: the connection ended before they were full.
             PeerSilentError, CancelledError: as for every wait.
         """
-        for view in views:
-            filled, size = 0, len(view)
-            while filled < size:
-                piece = view[filled : filled + _PIECE] if size > _PIECE else view[filled:]
-                try:
-                    count = self._socket.recv_into(piece)
-                except (BlockingIOError, ssl.SSLWantReadError):
-                    self._wait(select.POLLIN, patience)
-                    continue
-                except ssl.SSLWantWriteError:
-                    self._wait(select.POLLOUT, patience)
-                    continue
-                except OSError as error:
-                    raise PeerLostError(f"The connection broke ({error}). Is the peer still up?") from error
+        views = [view for view in views if len(view)]
+        index = offset = 0
+        while index < len(views):
+            pieces = _pieces(views, index, offset, 1 if self._tls is not None else _MAX_VECTORS)
+            try:
+                count = self._receive_into(pieces)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                self._wait(select.POLLIN, patience)
+                continue
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, patience)
+                continue
+            for piece in pieces:
+                here = min(count, len(piece))
+                if digest is not None and here:
+                    digest.update(piece if here == len(piece) else piece[:here])
+                count -= here
+                offset += here
+                if offset == len(views[index]):
+                    index, offset = index + 1, 0
                 if not count:
-                    raise PeerLostError("The peer closed the connection in the middle. Is it still up?")
-                if digest is not None:
-                    digest.update(piece[:count])
-                filled += count
-            self.received += size
+                    break
+
+    def take(self, view: memoryview) -> int:
+        """Receive what is there already of `view`'s bytes, without waiting. Returns how many.
+
+        Raises:
+            PeerLostError: the connection ended.
+        """
+        try:
+            return self._receive_into([view])
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return 0
+
+    def _receive_into(self, pieces: list[memoryview]) -> int:
+        try:
+            one = len(pieces) == 1
+            count = self._socket.recv_into(pieces[0]) if one else self._socket.recvmsg_into(pieces)[0]
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except OSError as error:
+            raise PeerLostError(f"The connection broke ({error}). Is the peer still up?") from error
+        if not count:
+            raise PeerLostError("The peer closed the connection in the middle. Is it still up?")
+        self.received += count
+        return count
 
     def wait_readable(self, patience: Patience) -> Literal["readable", "woken", "late"]:
         """Wait for a first byte (or the end of the stream), a `wake`, or a deadline.
@@ -239,3 +265,18 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
             return [view[count:], *views[index + 1 :]]
         count -= len(view)
     return []
+
+
+def _pieces(views: Sequence[memoryview], index: int, offset: int, most: int) -> list[memoryview]:
+    """What to receive next: from `offset` in buffer `index` on, at most `_PIECE` bytes in at most `most` buffers. No
+    buffer is empty."""
+    pieces: list[memoryview] = []
+    room = _PIECE
+    while index < len(views) and room and len(pieces) < most:
+        view = views[index]
+        left = len(view) - offset
+        piece = view if not offset and left <= room else view[offset : offset + min(left, room)]
+        pieces.append(piece)
+        room -= len(piece)
+        index, offset = index + 1, 0
+    return pieces
