@@ -27,11 +27,11 @@ MAC_NAMES: tuple[tuple[str, DeviceKind], ...] = (
     ("macpro", "mac_pro"),
     ("imac", "imac"),
 )
-"""Names as people write them, and as identifiers such as `Macmini9,1` do. Newer identifiers (`Mac15,14`) name no kind."""
+"""In names as people write them, and in older identifiers (`Macmini9,1`). Newer ones (`Mac15,14`) name no kind."""
 
 STATIONARY_CHASSIS = frozenset({3, 4, 5, 6, 7, 13, 15, 16, 17, 23, 24, 25, 28, 35, 36})
 PORTABLE_CHASSIS = frozenset({8, 9, 10, 14, 30, 31, 32})
-"""Types of the SMBIOS specification (DSP0134), table "System Enclosure or Chassis Types". Servers count as stationary."""
+"""Types of the SMBIOS specification (DSP0134), "System Enclosure or Chassis Types". Servers count as stationary."""
 
 VIRTUAL_VENDORS = (
     "qemu",

@@ -13,6 +13,9 @@ from tandem.cluster.facts.blocking import read_text
 SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
 """Linux's hwmon drivers that know the processor's temperature, best first."""
 
+SHORTEST_SECONDS = 0.1
+"""Of all cores together, between two readings: the kernel counts in hundredths, so that less says nothing."""
+
 
 class SystemReading(NamedTuple):
     """Bytes; `cpu_usage` from 0 to 1 since the reading before; `temperature` in degrees Celsius."""
@@ -100,7 +103,7 @@ def cpu_times() -> CpuTimes:
 def busy_share(before: CpuTimes, now: CpuTimes) -> float:
     """The share of time, 0 to 1, that the cores were busy between two readings. Pure."""
     passed = now.total - before.total
-    if passed <= 0:
+    if passed < SHORTEST_SECONDS:
         return 0.0
     return min(1.0, max(0.0, (now.busy - before.busy) / passed))
 
