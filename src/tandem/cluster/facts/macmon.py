@@ -91,10 +91,13 @@ class Macmon:
         self._sample: MacmonSample | None = None
         self._sampled = 0.0
         self._task: asyncio.Task[None] | None = None
+        self.changed = asyncio.Event()
+        """Set by every sample, and when the tool is given up; whoever waits for it clears it."""
 
     async def start(self) -> None:
         """Run the tool until `stop`."""
         self._task = asyncio.create_task(self._keep_running())
+        self._task.add_done_callback(lambda _: self.changed.set())
 
     async def stop(self) -> None:
         """End the tool."""
@@ -144,6 +147,7 @@ class Macmon:
                 if sample is None:
                     break
                 self._sample, self._sampled, useful = sample, self._clock(), True
+                self.changed.set()
         except (TimeoutError, ValueError):
             pass  # silent, or a line longer than any of its own
         finally:

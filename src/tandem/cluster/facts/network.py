@@ -35,7 +35,7 @@ class LinkReading(NamedTuple):
 
 
 class InterfaceReader:
-    """Reads every address. `read` blocks: a millisecond on Linux, and for a subprocess on macOS when interfaces change."""
+    """Reads every address. `read` blocks: a millisecond on Linux, for a subprocess on macOS when interfaces change."""
 
     def __init__(self) -> None:
         self._names: frozenset[str] = frozenset()

@@ -42,10 +42,11 @@ class Throttle:
         self._clock = clock
         self._free_at = float("-inf")
         self._handle: Handle | None = None
+        self._closed = False
 
     def request(self) -> None:
         """Ask for a delivery."""
-        if self._handle is not None:
+        if self._handle is not None or self._closed:
             return
         wait = self._free_at - self._clock.time()
         if wait > 0:
@@ -54,7 +55,8 @@ class Throttle:
             self._now()
 
     def close(self) -> None:
-        """Deliver no more."""
+        """Deliver no more, whatever is asked."""
+        self._closed = True
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
