@@ -26,6 +26,7 @@ class Settings(BaseSettings):
     )
     models_dirs: str = Field("", description="Further model folders, separated by ':'. Only read, never written to.")
     offline: bool = Field(False, description="Never contact a model hub.")
+    node_name: str = Field("", description="Name of this machine for people; empty takes the computer's own.")
 
     host: str = Field("127.0.0.1", description="Address the HTTP server listens on.")
     port: int = Field(52415, ge=0, le=65535, description="Port of the HTTP server; 0 takes a free one.")
