@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from tandem.errors import InvalidRequestError, NotFoundError
 from tandem.placement.addresses import addresses, with_port
-from tandem.placement.roles import health, single_runner
+from tandem.placement.roles import health, prefill_only, single_runner
 from tandem.placement.routing import base_model
 from tandem.placement.world import World
 from tandem.types.facts import RunnerFact
@@ -157,11 +157,11 @@ def prefill_peers(instance_id: str, world: World) -> PrefillPeers:
             excluded[other] = fault.message
         elif place is None or health(prefill, world) != "ready":
             excluded[other] = f"It is {health(prefill, world)}."
-        elif place[1].kv_port is None:
+        elif (port := place[1].kv_port) is None:
             excluded[other] = "It opens no KV port. Set TANDEM_KV_PORT on its node."
         else:
             node, runner = place
-            found = tuple(with_port(address, runner.kv_port) for address in addresses(node, me, me.links))
+            found = tuple(with_port(address, port) for address in addresses(node, me, me.links))
             if found:
                 peers.append(PrefillPeer(other, node.node_id, runner.runner_id, found))
             else:
@@ -170,14 +170,15 @@ def prefill_peers(instance_id: str, world: World) -> PrefillPeers:
 
 
 def automatic_links(world: World) -> tuple[LinkIntent, ...]:
-    """The links that the cluster should have of its own, one for each instance that is helped. Every node finds the same.
+    """The links that the cluster should have of its own, one for each instance that is helped. All nodes find the same.
 
     An instance P gets to prefill for D if both are ready, run on different nodes, have the same model in the same
     quantisation and no known difference, and P reads prompts 1.5 times as fast as D (1.2 times, to keep a link). A
     rate that is not measured counts as fast enough: no prompt goes there before it is, as hand-offs are decided by
-    predicted times. An instance that a person linked on its decode side is left alone.
+    predicted times. An instance that a person linked on its decode side, or made prefill-only, is left alone.
     """
     taken = {decode for link in world.links.values() if not link.automatic for decode in link.decode_instances}
+    taken |= prefill_only(world)
     existing = {
         (prefill, decode)
         for link in world.links.values()

@@ -14,10 +14,10 @@ Health: TypeAlias = Literal["ready", "loading", "dead"]
 def prefill_only(world: World) -> frozenset[str]:
     """Instances that people linked to prefill for others, and to which no link makes others prefill.
 
-    Links that the cluster made by itself do not count: they must not keep an instance from answering.
+    Links that the cluster made by itself do not count: they change nobody's role.
     """
     links = [link for link in world.links.values() if not link.automatic]
-    decode = {instance_id for link in world.links.values() for instance_id in link.decode_instances}
+    decode = {instance_id for link in links for instance_id in link.decode_instances}
     return frozenset(instance_id for link in links for instance_id in link.prefill_instances) - decode
 
 
