@@ -13,6 +13,7 @@ from tandem.types.facts import Interface, InterfaceKind, LinkRate, NodeFacts
 LinkKind: TypeAlias = Literal["loopback", "thunderbolt", "ethernet", "wifi", "unknown"]
 LINK_RANK: dict[LinkKind, int] = {"loopback": 0, "thunderbolt": 1, "ethernet": 2, "wifi": 3, "unknown": 4}
 """Better links have lower ranks."""
+NO_LINK = 9
 _KINDS: dict[InterfaceKind, LinkKind] = {
     "thunderbolt": "thunderbolt",
     "ethernet": "ethernet",
@@ -90,34 +91,37 @@ class Reach:
     """What a node's facts say of its links, read once.
 
     Attributes:
-        usable: interfaces by which other machines may reach it.
-        addresses: theirs.
-        networks: that it is in, with the best kind of its interfaces there.
+        addresses: by which other machines may reach it.
+        networks: that it is in, with the best rank of its interfaces there.
+        listed: rank of the interface of every address, None where it must not be used.
         measured: addresses that it reached other nodes at, by node.
     """
 
     facts: NodeFacts
-    usable: tuple[Interface, ...]
     addresses: frozenset[str]
-    networks: dict[str, LinkKind]
-    measured: dict[str, tuple[str, ...]]
+    networks: dict[str, int]
+    listed: dict[str, int | None]
+    measured: dict[str, list[str]]
 
     @classmethod
     def of(cls, facts: NodeFacts) -> Reach:
         """Read a node's facts."""
         interfaces = usable(facts)
-        networks: dict[str, LinkKind] = {}
+        networks: dict[str, int] = {}
         for interface in interfaces:
             network = _network(interface.address)
-            kind = _KINDS[interface.kind]
-            if network is not None and (network not in networks or LINK_RANK[kind] < LINK_RANK[networks[network]]):
-                networks[network] = kind
-        measured: dict[str, tuple[str, ...]] = {}
+            if network is not None:
+                rank = LINK_RANK[_KINDS[interface.kind]]
+                networks[network] = min(rank, networks.get(network, rank))
+        listed: dict[str, int | None] = {}
+        for interface in facts.interfaces:
+            kind = measured_kind(facts, interface.address)
+            listed[interface.address] = None if kind is None else LINK_RANK[kind]
+        measured: dict[str, list[str]] = {}
         for rate in facts.links:
             if is_reachable(rate.address):
-                measured[rate.node_id] = (*measured.get(rate.node_id, ()), rate.address)
-        addresses = frozenset(interface.address for interface in interfaces)
-        return cls(facts, interfaces, addresses, networks, measured)
+                measured.setdefault(rate.node_id, []).append(rate.address)
+        return cls(facts, frozenset(interface.address for interface in interfaces), networks, listed, measured)
 
     def same_machine(self, other: Reach) -> bool:
         """Whether two nodes run on one machine, as far as their addresses tell.
@@ -129,28 +133,29 @@ class Reach:
         one, two = self.facts, other.facts
         return bool(one.interfaces) and one.interfaces == two.interfaces and one.device == two.device
 
-    def link(self, other: Reach) -> LinkKind | None:
-        """The best link to another node; None if there is none.
+    def rank(self, other: Reach) -> int:
+        """`LINK_RANK` of the best link to another node; `NO_LINK` if there is none.
 
         A link that either has measured counts by its interface, two addresses in one network by the worse of theirs.
         Thunderbolt addresses are mostly link-local and so prove nothing: that cable counts once it is measured.
         Nodes that share no network are routed somehow: unknown.
         """
         if self.same_machine(other):
-            return "loopback"
-        found: set[LinkKind] = set()
+            return LINK_RANK["loopback"]
+        unknown = LINK_RANK["unknown"]
+        best = NO_LINK
         for here, there in ((self, other), (other, self)):
             for address in here.measured.get(there.facts.node_id, ()):
-                kind = measured_kind(there.facts, address)
-                if kind is not None:
-                    found.add(kind)
-        for network, kind in self.networks.items():
+                rank = there.listed.get(address.partition("%")[0], unknown)
+                if rank is not None:
+                    best = min(best, rank)
+        for network, rank in self.networks.items():
             if network in other.networks:
-                found.add(max(kind, other.networks[network], key=LINK_RANK.__getitem__))
-        if found:
-            return min(found, key=LINK_RANK.__getitem__)
+                best = min(best, max(rank, other.networks[network]))
         silent = not self.facts.interfaces or not other.facts.interfaces
-        return "unknown" if silent or (self.usable and other.usable) else None
+        if best == NO_LINK and (silent or (self.addresses and other.addresses)):
+            return unknown
+        return best
 
 
 def expected_bandwidth(interface: Interface, me: NodeFacts) -> float:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from tandem.placement.addresses import LINK_RANK, LinkKind, Reach
@@ -17,8 +16,9 @@ from tandem.types.facts import Backend, NodeFacts
 
 MOST_SEEDS = 6
 """First nodes that a set grows from."""
-NO_LINK = 9
 ACCELERATED: frozenset[Backend | None] = frozenset(("MlxMetal", "MlxCuda", "Vllm"))
+Merit: TypeAlias = tuple[float, float, float, float, float]
+Merits: TypeAlias = Mapping[str, tuple[tuple[float, ...], str]]
 Shape: TypeAlias = Literal["chain", "mesh"]
 """Who talks to whom: each node to the next (pipeline), or everybody to everybody (tensor)."""
 
@@ -29,48 +29,73 @@ class Member:
 
     Attributes:
         available: bytes.
-        downloaded: share of the model that is on its disk, 0 to 1.
         speed: see `world.node_speed`.
+        merit: smaller is better: accelerated, downloaded, memory by powers of two, speed, memory.
     """
 
     facts: NodeFacts
     backend: Backend | None
     available: int
-    downloaded: float
     speed: float | None
+    merit: Merit
+
+    @classmethod
+    def of(cls, facts: NodeFacts, backend: Backend | None, available: int, model_id: str) -> Member:
+        """A node that could give `available` bytes."""
+        speed = node_speed(facts)
+        merit = (
+            0.0 if backend in ACCELERATED else 1.0,
+            -(1.0 if backend is None else _downloaded(facts, model_id)),
+            -float((available >> 28).bit_length()),
+            -(speed or 0.0),
+            -float(available),
+        )
+        return cls(facts, backend, available, speed, merit)
 
     @property
     def node_id(self) -> str:
         """Its id."""
         return self.facts.node_id
 
-    def merit(self) -> tuple[float, ...]:
-        """Smaller is better: accelerated, downloaded, memory by powers of two, speed, memory."""
-        return (
-            0.0 if self.backend in ACCELERATED else 1.0,
-            -self.downloaded,
-            -float((self.available >> 28).bit_length()),
-            -(self.speed or 0.0),
-            -float(self.available),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Nodes in order of rank, and the worst link that they would use."""
+    """Nodes in order of rank.
+
+    Attributes:
+        merit: smaller is better: the worst link that they would use, then what `Member.merit` compares, as the mean or
+            the worst of all members.
+    """
 
     members: tuple[Member, ...]
-    worst_link: int
+    merit: tuple[float, ...]
 
-    def merit(self) -> tuple[object, ...]:
-        """Smaller is better: links, then what `Member.merit` compares, over all members."""
-        each = [member.merit() for member in self.members]
-        count = len(each)
-        accelerated, downloaded, _, _, memory = (sum(values) / count for values in zip(*each, strict=True))
-        buckets = max(merit[2] for merit in each)
-        slowest = max(merit[3] for merit in each)
-        ids = tuple(member.node_id for member in self.members)
-        return self.worst_link, accelerated, downloaded, buckets, slowest, memory, ids
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """In order of rank."""
+        return tuple(member.node_id for member in self.members)
+
+
+class Chain:
+    """Nodes in the order in which they were added. Every beginning of it is a group."""
+
+    def __init__(self, members: Sequence[Member], links: Sequence[int]) -> None:
+        self.members = tuple(members)
+        self._merits: list[tuple[float, ...]] = []
+        link = accelerated = downloaded = memory = 0.0
+        buckets = slowest = float("-inf")
+        for count, (member, rank) in enumerate(zip(members, links, strict=True), 1):
+            link = max(link, rank)
+            accelerated += member.merit[0]
+            downloaded += member.merit[1]
+            buckets = max(buckets, member.merit[2])
+            slowest = max(slowest, member.merit[3])
+            memory += member.merit[4]
+            self._merits.append((link, accelerated / count, downloaded / count, buckets, slowest, memory / count))
+
+    def group(self, size: int) -> Group:
+        """Its first `size` nodes."""
+        return Group(self.members[:size], self._merits[size - 1])
 
 
 @dataclass(slots=True)
@@ -83,7 +108,7 @@ class Candidates:
     _reach: dict[str, Reach] = field(default_factory=dict, init=False)
     _ranks: dict[tuple[str, str], int] = field(default_factory=dict, init=False)
     _members: dict[Backend | None, tuple[Member, ...]] = field(default_factory=dict, init=False)
-    _chains: dict[object, tuple[Group, ...]] = field(default_factory=dict, init=False)
+    _chains: dict[object, tuple[Chain, ...]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self._availability = Availability(self.world)
@@ -97,9 +122,8 @@ class Candidates:
                     continue
                 available = self._availability.available(facts, backend)
                 if available is not None:
-                    downloaded = 1.0 if backend is None else _downloaded(facts, self.model_id)
-                    found.append(Member(facts, backend, available, downloaded, node_speed(facts)))
-            found.sort(key=lambda member: (member.merit(), member.node_id))
+                    found.append(Member.of(facts, backend, available, self.model_id))
+            found.sort(key=lambda member: (member.merit, member.node_id))
             self._members[backend] = tuple(found)
         return self._members[backend]
 
@@ -107,8 +131,7 @@ class Candidates:
         """How bad the link between two nodes is: `LINK_RANK`, or `NO_LINK`."""
         key = (one, other) if one < other else (other, one)
         if key not in self._ranks:
-            kind = self._reach_of(one).link(self._reach_of(other))
-            self._ranks[key] = NO_LINK if kind is None else LINK_RANK[kind]
+            self._ranks[key] = self._reach_of(one).rank(self._reach_of(other))
         return self._ranks[key]
 
     def _reach_of(self, node_id: str) -> Reach:
@@ -141,50 +164,41 @@ class Candidates:
         if not required <= {member.node_id for member in able} or len(able) < size or size < len(required):
             return ()
         if size == 1:
-            return tuple(Group((member,), 0) for member in able if not required or member.node_id in required)
+            return tuple(Chain([one], [0]).group(1) for one in able if not required or one.node_id in required)
         key = (backend, shape, least, required, exact, worst)
         if key not in self._chains:
             self._chains[key] = self._grow(able, shape, required, LINK_RANK[worst])
-        found: dict[tuple[str, ...], Group] = {}
-        for chain in self._chains[key]:
-            if len(chain.members) >= size:
-                members = chain.members[:size]
-                ids = tuple(member.node_id for member in members)
-                found.setdefault(ids, Group(members, self._worst(members, shape)))
-        return tuple(sorted(found.values(), key=Group.merit))
+        groups = [chain.group(size) for chain in self._chains[key] if len(chain.members) >= size]
+        found = {group.node_ids: group for group in groups}
+        return tuple(sorted(found.values(), key=lambda group: (group.merit, group.node_ids)))
 
-    def _worst(self, members: Sequence[Member], shape: Shape) -> int:
-        ids = [member.node_id for member in members]
-        if shape == "chain":
-            return max(self.rank(one, other) for one, other in pairwise(ids))
-        return max(self.rank(one, other) for index, one in enumerate(ids) for other in ids[:index])
-
-    def _grow(self, able: Sequence[Member], shape: Shape, required: frozenset[str], worst: int) -> tuple[Group, ...]:
+    def _grow(self, able: Sequence[Member], shape: Shape, required: frozenset[str], worst: int) -> tuple[Chain, ...]:
         """Chains as long as they get. Required nodes come first, so that every beginning that is long enough has them.
 
         Besides the sets with the best links there is one by memory alone: if any set holds the model, it does, or comes
         near to it.
         """
-        by_merit = {member.node_id: (member.merit(), member.node_id) for member in able}
-        by_memory = {member.node_id: ((-float(member.available),), member.node_id) for member in able}
+        by_merit: Merits = {member.node_id: (member.merit, member.node_id) for member in able}
+        by_memory: Merits = {member.node_id: ((-float(member.available),), member.node_id) for member in able}
         seeds = [member for member in able if not required or member.node_id in required]
         largest = sorted(seeds, key=lambda member: by_memory[member.node_id])
         chains = [self._chain(seed, able, by_merit, shape, required, worst, True) for seed in seeds[:MOST_SEEDS]]
         chains += [self._chain(seed, able, by_memory, shape, required, worst, True) for seed in largest[:MOST_SEEDS]]
         chains.append(self._chain(largest[0], able, by_memory, shape, required, worst, False))
-        return tuple(Group(tuple(chain), 0) for chain in chains)
+        return tuple(chains)
 
     def _chain(
         self,
         seed: Member,
         able: Sequence[Member],
-        merits: Mapping[str, tuple[tuple[float, ...], str]],
+        merits: Merits,
         shape: Shape,
         required: frozenset[str],
         worst: int,
         links_first: bool,
-    ) -> list[Member]:
+    ) -> Chain:
         chain = [seed]
+        links = [0]
         rest = {member.node_id: member for member in able if member is not seed}
         ranks = {node_id: self.rank(seed.node_id, node_id) for node_id in rest}
         while rest:
@@ -197,10 +211,11 @@ class Candidates:
             else:
                 chosen = min(offers, key=merits.__getitem__)
             chain.append(rest.pop(chosen))
+            links.append(ranks[chosen])
             for node_id in rest:
                 rank = self.rank(chosen, node_id)
                 ranks[node_id] = max(ranks[node_id], rank) if shape == "mesh" else rank
-        return chain
+        return Chain(chain, links)
 
 
 def _downloaded(facts: NodeFacts, model_id: str) -> float:

@@ -8,9 +8,6 @@ from collections.abc import Sequence
 from tandem.models.cards import ModelCard
 from tandem.placement.memory import Footprint
 
-HALVINGS = 60
-"""Of the interval in which the common factor lies: beyond a float's precision for any sensible weights."""
-
 
 def split_layers(layers: int, weights: Sequence[float], room: Sequence[int]) -> tuple[int, ...] | None:
     """Layers for each node: as near to the weights' proportions as everybody's limits permit.
@@ -30,14 +27,8 @@ def split_layers(layers: int, weights: Sequence[float], room: Sequence[int]) -> 
         return None
     scale = sum(weights)
     shares = [max(weight / scale, 1e-12) for weight in weights]
-    low, high = 0.0, max(limit / share for limit, share in zip(room, shares, strict=True))
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
-        if math.fsum(_clamp(middle * share, limit) for share, limit in zip(shares, room, strict=True)) < layers:
-            low = middle
-        else:
-            high = middle
-    exact = [_clamp(high * share, limit) for share, limit in zip(shares, room, strict=True)]
+    factor = _factor(layers, shares, room)
+    exact = [min(max(factor * share, 1.0), float(limit)) for share, limit in zip(shares, room, strict=True)]
     whole = [max(1, math.floor(value + 1e-9)) for value in exact]
     by_remainder = sorted(range(count), key=lambda index: (round(whole[index] - exact[index], 9), index))
     while sum(whole) != layers:
@@ -49,8 +40,21 @@ def split_layers(layers: int, weights: Sequence[float], room: Sequence[int]) -> 
     return tuple(whole)
 
 
-def _clamp(value: float, limit: int) -> float:
-    return min(max(value, 1.0), float(limit))
+def _factor(layers: int, shares: Sequence[float], room: Sequence[int]) -> float:
+    """The least x at which the sum of `clamp(x * share, 1, limit)` is `layers`.
+
+    The sum is a broken line: it starts at one layer each; a node begins to rise at 1/share and stops at limit/share.
+    """
+    turns = [(1.0 / share, share) for share in shares]
+    turns += [(limit / share, -share) for share, limit in zip(shares, room, strict=True)]
+    turns.sort()
+    total, slope, place = float(len(shares)), 0.0, 0.0
+    for turn, change in turns:
+        reached = total + slope * (turn - place)
+        if reached >= layers and slope > 0:
+            return place + (layers - total) / slope
+        total, slope, place = reached, slope + change, turn
+    return place
 
 
 def pipeline_room(needs: Footprint, available: Sequence[int]) -> tuple[int, ...]:

@@ -85,6 +85,7 @@ class Planner:
     constraints: Constraints = Constraints()
     _candidates: Candidates = field(init=False)
     _footprints: dict[Backend | None, Footprint] = field(default_factory=dict, init=False)
+    _faults: dict[InstanceMeta, Refusal | None] = field(default_factory=dict, init=False)
     _cache_elements: int | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,6 +107,11 @@ class Planner:
 
     def request_fault(self, meta: InstanceMeta) -> Refusal | None:
         """What is wrong whatever the number of nodes."""
+        if meta not in self._faults:
+            self._faults[meta] = self._request_fault(meta)
+        return self._faults[meta]
+
+    def _request_fault(self, meta: InstanceMeta) -> Refusal | None:
         card, constraints = self.card, self.constraints
         if not self.backends(meta):
             runs = ", ".join(card.backends) or "no engine"
@@ -152,7 +158,7 @@ class Planner:
                     found.append((group, plan))
                     break
         if found:
-            return min(found, key=lambda pair: pair[0].merit())[1]
+            return min(found, key=lambda pair: (pair[0].merit, pair[0].node_ids))[1]
         return self._why_not(sharding, meta, size)
 
     def _groups(self, backend: Backend | None, sharding: Sharding, meta: InstanceMeta, size: int) -> tuple[Group, ...]:
@@ -210,15 +216,15 @@ class Planner:
             engine: [one for one in self._candidates.members(engine) if one.node_id in allowed] for engine in engines
         }
         if not any(able.values()):
-            reasons = [reason for node_id in sorted(allowed) if (reason := self._node_fault(node_id, engines))]
-            return Refusal("engine", f"No node can run {name} as {meta}. {reasons[0]}")
+            reason = self._node_fault(min(allowed), engines)
+            return Refusal("engine", f"No node can run {name} as {meta}. {reason}")
         if max(len(members) for members in able.values()) < size:
             return Refusal(
                 "engine",
                 f"{name} was to run on {size} nodes with one engine ({words}), and there are "
                 f"{max(len(members) for members in able.values())}. Ask for fewer nodes.",
             )
-        engine = max(engines, key=lambda one: sum(member.available for member in able[one]))
+        engine = max(engines, key=lambda one: (len(able[one]) >= size, sum(member.available for member in able[one])))
         return self._too_small(sharding, meta, size, self.footprint(engine), able[engine])
 
     def _node_fault(self, node_id: str, engines: tuple[Backend | None, ...]) -> str | None:
@@ -242,6 +248,14 @@ class Planner:
         self, sharding: Sharding, meta: InstanceMeta, size: int, needs: Footprint, members: list[Member]
     ) -> Refusal:
         name = short_name(self.card)
+        if size > 1 and not self._candidates.groups(
+            members[0].backend, size, required=self.constraints.node_ids, exact=self.constraints.exact
+        ):
+            return Refusal(
+                "links",
+                f"No {size} nodes that can run {name} reach one another: addresses of containers and virtual machines do "
+                "not count. Connect the nodes to one network.",
+            )
         help_ = "Stop an instance or choose a smaller quantisation."
         required = self.constraints.node_ids
         named = [member for member in members if member.node_id in required]
@@ -272,6 +286,6 @@ class Planner:
         total = needs.layers * needs.layer + 2 * needs.table + size * needs.fixed
         return Refusal(
             "memory",
-            f"{name} on {size} nodes needs {gigabytes(total)}; the freest {size} linked nodes have "
+            f"{name} on {size} nodes needs {gigabytes(total)}; the freest {size} nodes have "
             f"{gigabytes(together)}, and none may be without a layer. {help_}",
         )

@@ -73,11 +73,13 @@ def previews(
                     needs = {member.node_id: need for member, need in zip(plan.members, plan.needs, strict=True)}
                     found[sharding, meta, size] = Preview(card.model_id, sharding, meta, size, instance, needs, None)
                     continue
-                general = planner.request_fault(meta) is not None
+                if planner.request_fault(meta) is not None:
+                    # Whatever the number of nodes: once for this combination, as it was wanted.
+                    sharding, meta, size = wanted_sharding, wanted_meta, 0
                 refused.setdefault(
                     (sharding, meta, plan.kind),
-                    Preview(card.model_id, sharding, meta, 0 if general else size, None, None, plan.message),
+                    Preview(card.model_id, sharding, meta, size, None, None, plan.message),
                 )
-                if general:
+                if size == 0:
                     break
     return [*found.values(), *refused.values()]
