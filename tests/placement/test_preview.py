@@ -108,10 +108,10 @@ def test_fifty_nodes() -> None:
         for model in (card(), BIG, largest):
             times = []
             for _ in range(3):
-                begin = time.perf_counter()
+                begin = time.process_time()
                 found = show(model, there)
-                times.append(time.perf_counter() - begin)
+                times.append(time.process_time() - begin)
             planned = sum(one.instance is not None for one in found)
-            print(f"50 nodes, {name}, {model.model_id}: {planned} plans, {min(times) * 1000:.0f} ms")
+            print(f"50 nodes, {name}, {model.model_id}: {planned} plans, {min(times) * 1000:.0f} ms of CPU")
             assert {one.nodes for one in found if one.instance is not None} or all(one.error for one in found)
             assert found == show(model, there)

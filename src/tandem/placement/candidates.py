@@ -5,7 +5,7 @@ Sets grow greedily from a few first nodes, so that their number is bounded whate
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -18,7 +18,6 @@ MOST_SEEDS = 6
 """First nodes that a set grows from."""
 ACCELERATED: frozenset[Backend | None] = frozenset(("MlxMetal", "MlxCuda", "Vllm"))
 Merit: TypeAlias = tuple[float, float, float, float, float]
-Merits: TypeAlias = Mapping[str, tuple[tuple[float, ...], str]]
 Shape: TypeAlias = Literal["chain", "mesh"]
 """Who talks to whom: each node to the next (pipeline), or everybody to everybody (tensor)."""
 
@@ -68,12 +67,8 @@ class Group:
     """
 
     members: tuple[Member, ...]
+    node_ids: tuple[str, ...]
     merit: tuple[float, ...]
-
-    @property
-    def node_ids(self) -> tuple[str, ...]:
-        """In order of rank."""
-        return tuple(member.node_id for member in self.members)
 
 
 class Chain:
@@ -81,6 +76,7 @@ class Chain:
 
     def __init__(self, members: Sequence[Member], links: Sequence[int]) -> None:
         self.members = tuple(members)
+        self.node_ids = tuple(member.node_id for member in members)
         self._merits: list[tuple[float, ...]] = []
         link = accelerated = downloaded = memory = 0.0
         buckets = slowest = float("-inf")
@@ -95,7 +91,7 @@ class Chain:
 
     def group(self, size: int) -> Group:
         """Its first `size` nodes."""
-        return Group(self.members[:size], self._merits[size - 1])
+        return Group(self.members[:size], self.node_ids[:size], self._merits[size - 1])
 
 
 @dataclass(slots=True)
@@ -106,7 +102,7 @@ class Candidates:
     model_id: str
     _availability: Availability = field(init=False)
     _reach: dict[str, Reach] = field(default_factory=dict, init=False)
-    _ranks: dict[tuple[str, str], int] = field(default_factory=dict, init=False)
+    _rows: dict[str, dict[str, int]] = field(default_factory=dict, init=False)
     _members: dict[Backend | None, tuple[Member, ...]] = field(default_factory=dict, init=False)
     _chains: dict[object, tuple[Chain, ...]] = field(default_factory=dict, init=False)
 
@@ -127,17 +123,18 @@ class Candidates:
             self._members[backend] = tuple(found)
         return self._members[backend]
 
-    def rank(self, one: str, other: str) -> int:
-        """How bad the link between two nodes is: `LINK_RANK`, or `NO_LINK`."""
-        key = (one, other) if one < other else (other, one)
-        if key not in self._ranks:
-            self._ranks[key] = self._reach_of(one).rank(self._reach_of(other))
-        return self._ranks[key]
-
-    def _reach_of(self, node_id: str) -> Reach:
-        if node_id not in self._reach:
-            self._reach[node_id] = Reach.of(self.world.nodes[node_id])
-        return self._reach[node_id]
+    def _row(self, node_id: str) -> dict[str, int]:
+        """How bad a node's link to every other one is: `LINK_RANK`, or `NO_LINK`."""
+        if not self._reach:
+            self._reach = {one: Reach.of(facts) for one, facts in self.world.nodes.items()}
+        if node_id not in self._rows:
+            mine = self._reach[node_id]
+            self._rows[node_id] = {
+                other: self._rows[other][node_id] if other in self._rows else mine.rank(reach)
+                for other, reach in self._reach.items()
+                if other != node_id
+            }
+        return self._rows[node_id]
 
     def groups(
         self,
@@ -178,43 +175,43 @@ class Candidates:
         Besides the sets with the best links there is one by memory alone: if any set holds the model, it does, or comes
         near to it.
         """
-        by_merit: Merits = {member.node_id: (member.merit, member.node_id) for member in able}
-        by_memory: Merits = {member.node_id: ((-float(member.available),), member.node_id) for member in able}
-        seeds = [member for member in able if not required or member.node_id in required]
-        largest = sorted(seeds, key=lambda member: by_memory[member.node_id])
-        chains = [self._chain(seed, able, by_merit, shape, required, worst, True) for seed in seeds[:MOST_SEEDS]]
-        chains += [self._chain(seed, able, by_memory, shape, required, worst, True) for seed in largest[:MOST_SEEDS]]
-        chains.append(self._chain(largest[0], able, by_memory, shape, required, worst, False))
-        return tuple(chains)
+        by_memory = sorted(able, key=lambda member: (-member.available, member.node_id))
+        chains: list[Chain] = []
+        for order in (able, by_memory):
+            seeds = [member for member in order if not required or member.node_id in required]
+            chains += [self._chain(seed, order, shape, required, worst) for seed in seeds[:MOST_SEEDS]]
+        chains.append(self._chain(seeds[0], by_memory, shape, required, worst, links_first=False))
+        return tuple({chain.node_ids: chain for chain in chains}.values())
 
     def _chain(
         self,
         seed: Member,
-        able: Sequence[Member],
-        merits: Merits,
+        order: Sequence[Member],
         shape: Shape,
         required: frozenset[str],
         worst: int,
-        links_first: bool,
+        *,
+        links_first: bool = True,
     ) -> Chain:
-        chain = [seed]
-        links = [0]
-        rest = {member.node_id: member for member in able if member is not seed}
-        ranks = {node_id: self.rank(seed.node_id, node_id) for node_id in rest}
+        """Add one node after another: the best linked one, and of these the first in `order`."""
+        chain, links = [seed], [0]
+        rest = {member.node_id: member for member in order if member is not seed}
+        row = self._row(seed.node_id)
+        ranks = {node_id: row[node_id] for node_id in rest}
+        missing = [node_id for node_id in rest if node_id in required]
         while rest:
-            missing = required & rest.keys()
             offers = [node_id for node_id in (missing or rest) if ranks[node_id] <= worst]
             if not offers:
                 break
-            if links_first:
-                chosen = min(offers, key=lambda node_id: (ranks[node_id], merits[node_id]))
-            else:
-                chosen = min(offers, key=merits.__getitem__)
+            chosen = min(offers, key=ranks.__getitem__) if links_first else offers[0]
+            if missing:
+                missing.remove(chosen)
             chain.append(rest.pop(chosen))
             links.append(ranks[chosen])
-            for node_id in rest:
-                rank = self.rank(chosen, node_id)
-                ranks[node_id] = max(ranks[node_id], rank) if shape == "mesh" else rank
+            row = self._row(chosen)
+            ranks = {
+                node_id: max(ranks[node_id], row[node_id]) if shape == "mesh" else row[node_id] for node_id in rest
+            }
         return Chain(chain, links)
 
 

@@ -253,7 +253,7 @@ class Planner:
         ):
             return Refusal(
                 "links",
-                f"No {size} nodes that can run {name} reach one another: addresses of containers and virtual machines do "
+                f"No {size} nodes that can run {name} reach one another: containers' and virtual machines' addresses do "
                 "not count. Connect the nodes to one network.",
             )
         help_ = "Stop an instance or choose a smaller quantisation."
