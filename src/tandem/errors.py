@@ -8,6 +8,8 @@ TandemError
 ├── AuthenticationError        401  an API key is set and the request lacks it
 ├── ForbiddenError             403  a web page, or a name, that is not welcome here
 ├── NotFoundError              404  no such model, instance, request, ...
+├── PlacementError             409  the cluster as it is now cannot do this: memory, engines, nodes, roles
+│   └── UnplaceableError       422  no cluster can: this model cannot be run in this way
 ├── PayloadTooLargeError       413  the body is over the configured limit
 ├── EngineError                500  the engine failed while it worked on this request
 ├── UnavailableError           503  try again later
@@ -87,6 +89,21 @@ class ForbiddenError(TandemError):
 class NotFoundError(TandemError):
     status = 404
     code = "not_found"
+
+
+class PlacementError(TandemError):
+    """409: the request is sound and conflicts with the state of things. A stopped instance or another node helps."""
+
+    status = 409
+    code = "placement_refused"
+
+
+class UnplaceableError(PlacementError):
+    """422: understood, and impossible whatever the cluster's state. The request has to change."""
+
+    permanent = True
+    status = 422
+    code = "unplaceable"
 
 
 class PayloadTooLargeError(TandemError):
