@@ -50,7 +50,7 @@ def decode_entry(data: bytes | msgspec.Raw) -> Entry:
 
 
 def _rank(entry: Entry) -> tuple[int, bytes]:
-    """Decides between entries of one stamp, which only a fault makes. The longer one was not cut by an older version."""
+    """Decides between entries of one stamp, which only a fault makes: an older version may have cut the shorter one."""
     encoded = encode_entry(entry)
     return len(encoded), encoded
 

@@ -60,15 +60,14 @@ def scan(data: bytes, generation: int, name: str) -> Scan:
     if len(data) < _HEADER.size:
         return Scan((), f"{name} ends within its first {_HEADER.size} bytes")
     magic, version, found, checksum = _HEADER.unpack_from(data)
+    damage = []
     if magic != MAGIC or checksum != _header_sum(version, found):
-        return Scan((), f"{name} does not begin as it should")
-    if version > VERSION:
+        damage.append("it does not begin as it should")
+    elif version > VERSION:
         raise NewerFormatError(
             f"{name} was written by a newer Tandem (format {version}; this one reads {VERSION}). Install that version "
             "again, or move the folder away to begin without what it holds: other nodes send it again."
         )
-    if found != generation:
-        return Scan((), f"{name} holds generation {found}; it was renamed")
     payloads, unsound, offset = [], 0, _HEADER.size
     while offset + _RECORD.size <= len(data):
         length, checksum = _RECORD.unpack_from(data, offset)
@@ -81,7 +80,6 @@ def scan(data: bytes, generation: int, name: str) -> Scan:
         else:
             unsound += 1
         offset = end
-    damage = []
     if unsound:
         damage.append(f"{unsound} records fail their checksum")
     if offset < len(data):

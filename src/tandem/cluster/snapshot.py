@@ -1,8 +1,8 @@
 """The intent map on disk: `intents/<generation>.snapshot`, and `intents/<generation>.log` with what came after it.
 
 A change is appended to the log and flushed before it counts as kept. A new generation begins at every start, when the
-log has grown, and after any failed write: its snapshot is written beside its final name, flushed, and renamed; only then
-do generations go that nothing needs. The generation before stays until the next one, so a snapshot that the disk
+log has grown, and after any failed write: its snapshot is written beside its final name, flushed, and renamed; only
+then do generations go that nothing needs. The generation before stays until the next one, so a snapshot that the disk
 garbled loses nothing either.
 
 Reading takes every sound record of every file there is. That is right because entries merge: an older record of a key
@@ -128,7 +128,7 @@ class SnapshotStore:
         with self._lock:
             if self._log is None:
                 raise StorageError("There is no log to append to: a failed write came before. Replace the snapshot.")
-            data = record(msgspec.msgpack.encode(_Batch(tuple(entries), clock)), self._generation)
+            data = _records(tuple(entries), clock, self._generation)
             try:
                 _write(self._log, data)
                 _flush(self._log)
@@ -159,12 +159,12 @@ class SnapshotStore:
                 _write(self._log, header(generation))
                 _flush(self._log)
                 _flush_folder(self._folder)
-                self._remove_before(self._sound)
             except OSError as error:
                 self._close_log()
                 with contextlib.suppress(OSError):
                     partial.unlink(missing_ok=True)
                 raise self._failed(error) from error
+            self._remove_before(self._sound)
             self._sound = generation
             self._snapshot_size, self._log_size = size, 0
             self.degraded = None
@@ -185,8 +185,13 @@ class SnapshotStore:
     def _remove_before(self, sound: int | None) -> None:
         """Remove generations that are older than `sound`, whose snapshot holds all of theirs."""
         for generation, path in self._files():
-            if sound is not None and generation < sound:
+            if sound is None or generation >= sound:
+                continue
+            try:
                 path.unlink()
+            except OSError as error:
+                # It only takes room: what it holds is older than what is read beside it.
+                log.warning("%s cannot be removed: %s", path, error)
 
     def _close_log(self) -> None:
         if self._log is not None:
@@ -209,12 +214,14 @@ class SnapshotStore:
 
 
 def _snapshot(entries: tuple[Entry, ...], clock: Stamp, generation: int) -> bytes:
-    parts = [header(generation)]
-    for start in range(0, len(entries), _ENTRIES_A_RECORD):
-        batch = _Batch(entries[start : start + _ENTRIES_A_RECORD])
-        parts.append(record(msgspec.msgpack.encode(batch), generation))
-    parts.append(record(msgspec.msgpack.encode(_Batch((), clock, complete=True)), generation))
-    return b"".join(parts)
+    end = record(msgspec.msgpack.encode(_Batch((), clock, complete=True)), generation)
+    return header(generation) + _records(entries, None, generation) + end
+
+
+def _records(entries: tuple[Entry, ...], clock: Stamp | None, generation: int) -> bytes:
+    starts = range(0, len(entries), _ENTRIES_A_RECORD)
+    batches = [_Batch(entries[start : start + _ENTRIES_A_RECORD], clock) for start in starts]
+    return b"".join(record(msgspec.msgpack.encode(batch), generation) for batch in batches)
 
 
 def _decode(payload: bytes, path: Path) -> _Batch:
