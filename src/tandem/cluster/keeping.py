@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 
 from tandem.cluster.intents import IntentMap
 from tandem.cluster.snapshot import SnapshotStore
@@ -13,6 +13,19 @@ from tandem.errors import StorageError
 from tandem.types.intents import Entry
 
 log = logging.getLogger(__name__)
+
+
+def background(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
+    """Run `work` beside the caller. If a fault ends it, the event loop's handler hears of it at once."""
+
+    def ended(task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            context = {"message": f"The task '{name}' ended by a fault.", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
+
+    task = asyncio.create_task(work, name=name)
+    task.add_done_callback(ended)
+    return task
 
 
 class Keeper:
@@ -43,7 +56,7 @@ class Keeper:
     def start(self) -> None:
         """Begin to write; first of all a new generation with all there is."""
         self._wake.set()
-        self._task = asyncio.create_task(self._run(), name="intents on disk")
+        self._task = background(self._run(), "intents on disk")
 
     async def stop(self) -> None:
         """Write what is pending, within the deadline, and end."""

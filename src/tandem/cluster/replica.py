@@ -33,7 +33,7 @@ from tandem.cluster.exchange import (
     unpack,
 )
 from tandem.cluster.intents import IntentMap
-from tandem.cluster.keeping import Keeper
+from tandem.cluster.keeping import Keeper, background
 from tandem.cluster.snapshot import SnapshotStore
 from tandem.cluster.transport import Transport
 from tandem.errors import TandemError, UnavailableError, WireError
@@ -126,8 +126,8 @@ class Replica:
         self._keeper = Keeper(self.map, self._store, deadline=timing.disk, retry=timing.disk_retry)
         self._keeper.start()
         self._loops = [
-            asyncio.create_task(self._publish_changes(), name="intents to others"),
-            asyncio.create_task(self._compare_at_random(), name="intents compared"),
+            background(self._publish_changes(), "intents to others"),
+            background(self._compare_at_random(), "intents compared"),
         ]
         self._transport.attach(self)
         for node_id in self._transport.nodes():
@@ -221,8 +221,7 @@ class Replica:
             return
         self._due.add(node_id)
         if node_id not in self._settling:
-            task = asyncio.create_task(self._settle(node_id), name=f"intents with {node_id}")
-            self._settling[node_id] = task
+            self._settling[node_id] = background(self._settle(node_id), f"intents with {node_id}")
 
     async def _commit(self, entry: Entry) -> Entry:
         assert self._keeper is not None

@@ -109,8 +109,11 @@ class SnapshotStore:
                     stamps += [batch.clock for batch in batches if batch.clock]
                     if found.damage:
                         damage.append(found.damage)
-                    elif path.suffix == ".snapshot" and batches and batches[-1].complete:
-                        self._sound = generation
+                    elif path.suffix == ".snapshot":
+                        if batches and batches[-1].complete:
+                            self._sound = generation
+                        else:
+                            damage.append(f"{path} lacks its end")
                     self._generation = max(self._generation, generation)
             except OSError as error:
                 raise StorageError(
