@@ -28,6 +28,9 @@ TandemError
 │   ├── UnsupportedModelError  500  architecture or quantisation we do not read
 │   ├── DownloadError          500  the hub said no, or the transfer broke
 │   └── CorruptModelError      500  the files are not what they claim to be
+├── StorageError               500  the data folder could not be read or written
+│   ├── DiskFullError          507  there is no room left on its disk
+│   └── NewerFormatError       500  a newer Tandem wrote it
 ├── ConfigError                500  a setting, flag or card has no usable value
 └── CancelledError             499  the client went away
 ```
@@ -186,6 +189,20 @@ class DownloadError(ModelError):
 
 class CorruptModelError(ModelError):
     code = "corrupt_model"
+
+
+class StorageError(TandemError):
+    code = "storage_error"
+
+
+class DiskFullError(StorageError):
+    status = 507
+    code = "disk_full"
+
+
+class NewerFormatError(StorageError):
+    permanent = True
+    code = "newer_format"
 
 
 class ConfigError(TandemError):
