@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -86,6 +87,8 @@ class Membership:
             loop.create_task(self._beat()),
             loop.create_task(self._step()),
         ]
+        for task in self._tasks:
+            task.add_done_callback(_ended)
 
     async def close(self) -> None:
         """Say goodbye and stop listening."""
@@ -170,10 +173,8 @@ class Membership:
     async def _step(self) -> None:
         while True:
             wait, before = self.roster.due(time.monotonic()), time.monotonic()
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), min(wait, BEAT))
-            except TimeoutError:
-                pass
             self._changed.clear()
             now = time.monotonic()
             if now - before > min(wait, BEAT) + STALL:
@@ -219,3 +220,9 @@ class Membership:
         if found:
             names = ", ".join(sorted(node_id for node_id, _ in missing))
             await self._bus.reopen(f"others see {names}, which this node does not", found)
+
+
+def _ended(task: asyncio.Task[None]) -> None:
+    """Nothing awaits these tasks until the end, and without one of them this node is cut off."""
+    if not task.cancelled() and task.exception() is not None:
+        task.get_loop().call_exception_handler({"message": "the membership stopped", "exception": task.exception()})

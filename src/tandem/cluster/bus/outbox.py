@@ -47,8 +47,8 @@ class Outbox(threading.Thread):
         with self._guard:
             if self._items.qsize() >= MOST or self._waiting + size > MOST_BYTES:
                 raise QueueFullError(
-                    f"{self._items.qsize()} messages ({self._waiting >> 20} MiB) already wait to be sent to the cluster; "
-                    "try again when its links are better.",
+                    f"{self._items.qsize()} messages ({self._waiting >> 20} MiB) already wait to be sent to the "
+                    "cluster; try again when its links are better.",
                     retry_after=1.0,
                 )
             self._waiting += size
