@@ -36,10 +36,10 @@ def missing() -> str:
     try:
         run("ip", "netns", "add", name)
         try:
-            run("ip", "-n", name, "link", "add", "a", "type", "veth", "peer", "name", "b")
-            run("ip", "-n", name, "link", "add", "c", "type", "bridge")
+            run("ip", "-n", name, "link", "add", "end1", "type", "veth", "peer", "name", "end2")
+            run("ip", "-n", name, "link", "add", "switch", "type", "bridge")
             run("ip", "netns", "exec", name, "nft", "add", "table", "inet", "tandem")
-            run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "a", *tbf(10.0))
+            run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "end1", *tbf(10.0))
         finally:
             run("ip", "netns", "delete", name)
     except ToolFailed as error:

@@ -92,7 +92,10 @@ class Program:
 
     async def count(self, subscription: Any) -> None:
         async for message in subscription:
-            self.numbers.setdefault(message.node_id, Numbers()).take(int(message.payload[:12]))
+            numbers = self.numbers.setdefault(message.node_id, Numbers())
+            numbers.take(int(message.payload[:12]))
+            if numbers.count % 100 == 0:
+                say("counted", node=message.node_id, count=numbers.count)
 
     def member(self, event: MemberEvent) -> None:
         if not isinstance(event, Heard):

@@ -80,12 +80,9 @@ def test_messages_arrive_in_order_and_without_loss(pair: tuple[NodeProcess, Node
     one, two = pair
     one.do("stream", rate=2000)
     two.do("stream", rate=2000)
-    for node in pair:
-        node.wait_until(lambda lines, node=node: True, 1.0)
-    # Seconds of traffic, measured by what has arrived.
     for node, other in ((one, "two"), (two, "one")):
-        while (report := node.report()["numbers"].get(other, {"count": 0}))["count"] < 3000:
-            pass
+        node.wait("counted", 20.0, node=other, count=3000)
+        report = node.report()["numbers"][other]
         assert (report["lost"], report["disordered"]) == (0, 0)
 
 

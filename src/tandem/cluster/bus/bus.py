@@ -77,7 +77,7 @@ class Bus:
             if self._outbox.is_alive():
                 await asyncio.to_thread(self._outbox.stop, _SENDING)
             for subscription in self._subscriptions:
-                await subscription.close()
+                subscription.end()
         finally:
             await self.session.close()
             self._askers.shutdown(wait=False, cancel_futures=True)
@@ -125,7 +125,7 @@ class Bus:
         def make(session: zenoh.Session) -> Any:
             channel: zenoh.handlers.FifoChannel[zenoh.Sample] = zenoh.handlers.FifoChannel(CAPACITY)
             subscriber = session.declare_subscriber(f"say/*/*/{topic}", channel, allowed_origin=zenoh.Locality.REMOTE)
-            pump(f"topic-{topic}", subscriber.recv, deliver)
+            pump(f"topic-{topic}", subscriber.handler.recv, deliver)
             return subscriber
 
         declaration = await self.session.declare(make)
@@ -142,7 +142,7 @@ class Bus:
             channel: zenoh.handlers.FifoChannel[zenoh.Query] = zenoh.handlers.FifoChannel(CAPACITY)
             key = f"ask/{self.options.node_id}/{self.options.life}/{topic}"
             queryable = session.declare_queryable(key, channel)
-            pump(f"serve-{topic}", queryable.recv, service.accept)
+            pump(f"serve-{topic}", queryable.handler.recv, service.accept)
             return queryable
 
         self._services.append(service)

@@ -83,8 +83,9 @@ class BusOptions:
 
     @property
     def digest(self) -> bytes:
-        """Stands for the cluster's name where names cannot be written."""
-        return hashlib.sha256(b"tandem cluster " + self.cluster_name.encode()).digest()
+        """Stands for the cluster's name, and for whom it serves, as those who could not talk need not meet."""
+        reach = "secret" if self.secret else "open" if self.open else "machine"
+        return hashlib.sha256(f"tandem cluster {reach} {self.cluster_name}".encode()).digest()
 
     @property
     def multicast(self) -> str:

@@ -75,7 +75,7 @@ class Membership:
         def watch(session: zenoh.Session) -> Any:
             channel: zenoh.handlers.FifoChannel[zenoh.Sample] = zenoh.handlers.FifoChannel(CAPACITY)
             subscriber = session.liveliness().declare_subscriber("alive/*/*", channel, history=True)
-            pump("alive", subscriber.recv, token)
+            pump("alive", subscriber.handler.recv, token)
             return subscriber
 
         await self._bus.session.declare(watch)

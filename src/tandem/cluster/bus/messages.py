@@ -71,10 +71,14 @@ class Subscription:
         """How to end what feeds this subscription."""
         self._withdraw = withdraw
 
-    async def close(self) -> None:
+    def end(self) -> None:
         """No more messages; whoever iterates gets what waits, and then the end."""
+        self._closed = True
+        self._wake.set()
+
+    async def close(self) -> None:
+        """End it, and what feeds it."""
         if not self._closed:
-            self._closed = True
-            self._wake.set()
+            self.end()
             if self._withdraw is not None:
                 await self._withdraw()

@@ -19,7 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 def pump(name: str, receive: Callable[[], Item], deliver: Callable[[Item], None]) -> threading.Thread:
-    """A running thread that hands everything `receive` gives to `deliver`, until the channel is closed."""
+    """A running thread that hands everything `receive` gives to `deliver`, until the channel is closed.
+
+    `receive` is a handler's, not its subscriber's: that one could not be undeclared while a thread waits in it.
+    """
 
     def run() -> None:
         while True:

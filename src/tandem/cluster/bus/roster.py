@@ -16,7 +16,7 @@ SILENT = 5.0
 """Seconds without a heartbeat after which a node counts as dead, whatever its token says."""
 RESTARTED = 2.5
 """Seconds without one that are enough when another life of the same node is heard."""
-GRACE = 0.5
+GRACE = 0.3
 """Seconds that a token may be away."""
 OWN_GRACE = 3.0
 """The same after this side opened its session anew and has to be told of everybody again."""

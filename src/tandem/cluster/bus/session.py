@@ -82,6 +82,7 @@ class Session:
         self._declarations: list[Declaration] = []
         self._lock = asyncio.Lock()
         self._zenoh: zenoh.Session | None = None
+        self._listener: Undeclarable | None = None
         self._open = threading.Event()
         self._closed = False
         self._extra: tuple[str, ...] = ()
@@ -185,6 +186,8 @@ class Session:
         # Without a close the interpreter hangs in its exit.
         atexit.register(self._close_now)
         listener = session.info.declare_link_events_listener(zenoh.handlers.FifoChannel(1024), history=True)
+        # Undeclared as soon as nobody holds it.
+        self._listener = listener
         pump("links", listener.handler.recv, self._link)
         for declaration in self._declarations:
             declaration.made = declaration.make(session)
