@@ -62,8 +62,26 @@ class Settings(BaseSettings):
         "`auto` uses them on links where that is sooner.",
     )
     cluster_secret: str = Field(
-        "", description="Shared by all nodes: the KV port then speaks mutual TLS. At least 16 characters."
+        "",
+        description="Shared by all nodes, which then speak mutual TLS: 12 words, or 16 characters and more. Empty "
+        "takes the file `cluster_secret` of the data folder, if there is one.",
     )
+
+    cluster_name: str = Field("tandem", min_length=1, description="Nodes of the same name form a cluster.")
+    cluster_open: bool = Field(
+        False, description="Serve other machines without a cluster secret: only for a network that you trust wholly."
+    )
+    cluster_port: int = Field(
+        52414,
+        ge=0,
+        le=65535,
+        description="Port for the other nodes (UDP with a secret, TCP without); 0 takes a free one.",
+    )
+    cluster_peers: str = Field(
+        "", description="Other nodes' `host:port`, by commas: dialled where multicast does not reach. Best all of them."
+    )
+    cluster_discovery: bool = Field(True, description="Find other nodes, and be found, by multicast.")
+    node_name: str = Field("", description="This node's name for people; empty takes the machine's.")
 
     load_deadline: float = Field(
         600.0, gt=0, description="A model that makes no loading progress for this long is given up."
@@ -77,7 +95,7 @@ class Settings(BaseSettings):
     )
     max_restarts: int = Field(5, ge=0, description="Failed starts in a row before an instance is given up.")
 
-    @field_validator("prefill_peers")
+    @field_validator("prefill_peers", "cluster_peers")
     @classmethod
     def _check_peers(cls, value: str) -> str:
         parse_addresses(value.split(","))

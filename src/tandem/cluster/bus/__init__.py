@@ -1,0 +1,1 @@
+"""The cluster's carrier: discovery, messages, questions and liveness over zenoh in peer mode."""

@@ -1,0 +1,185 @@
+"""What the bus is told, and the zenoh configuration that follows from it.
+
+The values are measured ones: how soon a silent death is seen, how long a frozen peer may hold a sender up, what keeps
+clusters apart. `docs/cluster.md` lists them.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass
+from typing import Literal
+
+import zenoh
+
+from tandem.config import Settings, parse_addresses
+from tandem.errors import ConfigError
+from tandem.kv.tls import Identity
+
+LEASE = 2.0
+"""Seconds after which others take a peer for dead that sends nothing."""
+OPEN_TIMEOUT = 1.0
+"""Seconds for one address of a peer: dead ones are dialled one after another."""
+WAIT_BEFORE_CLOSE = 0.3
+"""Seconds a frozen peer may hold a sender up before its link is closed."""
+MAX_MESSAGE = 4 << 20
+"""Largest payload, in bytes. The bus is for small messages; bulk data has connections of its own."""
+# A silent death blocks the thread that closes its socket, so there have to be more of them than deaths at a time.
+_RUNTIME = "(rx: (worker_threads: 8), net: (worker_threads: 2), acc: (worker_threads: 2))"
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True)
+class BusOptions:
+    """Who this node is on which bus. Times in seconds.
+
+    Attributes:
+        life: new at every start, see `NodeFacts.life`.
+        open: serve other machines although there is no secret.
+        port: of the listener; the same number after every reopening.
+        peers: addresses that are dialled for ever, each `host:port`.
+        discovery: find others, and be found, by multicast.
+
+    Raises:
+        ConfigError: a value cannot be used, or they do not fit together.
+    """
+
+    node_id: str
+    life: str
+    port: int
+    cluster_name: str = "tandem"
+    secret: str = ""
+    open: bool = False
+    peers: tuple[str, ...] = ()
+    discovery: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (self.node_id, self.life):
+            if not _ID.fullmatch(name):
+                raise ConfigError(f"{name!r} cannot be a node id: use up to 64 letters, digits, '_', '-' and '.'.")
+        if not self.cluster_name:
+            raise ConfigError("The cluster's name is empty; set TANDEM_CLUSTER_NAME, or leave it out.")
+        far = [peer for peer in self.peers if not _is_loopback(peer)]
+        if self.loopback_only and far:
+            raise ConfigError(
+                f"TANDEM_CLUSTER_PEERS names {far[0]}, but without a cluster secret only this machine is served. Make "
+                "a secret and give it to every node, or set TANDEM_CLUSTER_OPEN=1 on a network that you trust wholly."
+            )
+
+    @property
+    def scheme(self) -> Literal["quic", "tcp"]:
+        """QUIC with mutual TLS under a secret, plain TCP without one."""
+        return "quic" if self.secret else "tcp"
+
+    @property
+    def loopback_only(self) -> bool:
+        """Nothing is to be heard from or sent to other machines."""
+        return not self.secret and not self.open
+
+    @property
+    def digest(self) -> bytes:
+        """Stands for the cluster's name, and for whom it serves, as those who could not talk need not meet."""
+        reach = "secret" if self.secret else "open" if self.open else "machine"
+        return hashlib.sha256(f"tandem cluster {reach} {self.cluster_name}".encode()).digest()
+
+    @property
+    def multicast(self) -> str:
+        """Group and port of discovery, from the cluster's name: clusters of other names do not even meet."""
+        high, low = self.digest[0], self.digest[1]
+        return f"239.255.{high}.{low}:{20000 + int.from_bytes(self.digest[2:4], 'big') % 10000}"
+
+    @property
+    def namespace(self) -> str:
+        """Prefix of every key on the wire."""
+        return f"tandem-{self.digest[:8].hex()}"
+
+
+def options_from(settings: Settings, node_id: str, life: str, secret: str) -> BusOptions:
+    """The bus that the settings ask for. `secret` as `bus.secret.cluster_secret` found it.
+
+    Raises:
+        ConfigError: settings do not fit together.
+    """
+    return BusOptions(
+        node_id=node_id,
+        life=life,
+        port=settings.cluster_port or free_port("quic" if secret else "tcp"),
+        cluster_name=settings.cluster_name,
+        secret=secret,
+        open=settings.cluster_open,
+        peers=parse_addresses(settings.cluster_peers.split(",")),
+        discovery=settings.cluster_discovery,
+    )
+
+
+def zenoh_config(options: BusOptions, identity: Identity | None, extra: tuple[str, ...] = ()) -> zenoh.Config:
+    """zenoh's configuration. `extra`: further endpoints to dial, in zenoh's form."""
+    os.environ.setdefault("ZENOH_RUNTIME", _RUNTIME)
+    config = zenoh.Config()
+    host = "127.0.0.1" if options.loopback_only else any_host()
+    values = {
+        "mode": "peer",
+        "namespace": options.namespace,
+        "listen/endpoints": [f"{options.scheme}/{host}:{options.port}"],
+        "connect/endpoints": list(dict.fromkeys([*(f"{options.scheme}/{peer}" for peer in options.peers), *extra])),
+        "connect/retry": {"period_init_ms": 1000, "period_max_ms": 2000, "period_increase_factor": 1.5},
+        # Whoever opens declares first and is found meanwhile.
+        "open/return_conditions": {"connect_scouted": False, "declares": False},
+        "scouting/multicast/enabled": options.discovery,
+        "scouting/multicast/address": options.multicast,
+        "scouting/multicast/interface": "127.0.0.1" if options.loopback_only else "auto",
+        "scouting/multicast/autoconnect_strategy": "always",
+        "scouting/gossip/autoconnect_strategy": "always",
+        "transport/shared_memory/enabled": False,
+        "transport/unicast/open_timeout": _milliseconds(OPEN_TIMEOUT),
+        "transport/link/protocols": [options.scheme],
+        "transport/link/tx/lease": _milliseconds(LEASE),
+        "transport/link/tx/queue/congestion_control/block/wait_before_close": int(WAIT_BEFORE_CLOSE * 1e6),
+        "transport/link/rx/max_message_size": 4 * MAX_MESSAGE,
+    }
+    if identity is not None:
+        pem = {
+            "root_ca_certificate": identity.authority,
+            "listen_certificate": identity.certificate,
+            "listen_private_key": identity.key,
+            "connect_certificate": identity.certificate,
+            "connect_private_key": identity.key,
+        }
+        values |= {f"transport/link/tls/{name}_base64": base64.b64encode(text).decode() for name, text in pem.items()}
+        # Addresses are discovered, so certificates cannot name them.
+        values |= {"transport/link/tls/enable_mtls": True, "transport/link/tls/verify_name_on_connect": False}
+    for key, value in values.items():
+        config.insert_json5(key, json.dumps(value))
+    return config
+
+
+def any_host() -> str:
+    """The address that stands for all of this machine's: of both families where the kernel has both."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"
+    return "[::]"
+
+
+def free_port(scheme: Literal["quic", "tcp"]) -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM if scheme == "quic" else socket.SOCK_STREAM) as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
