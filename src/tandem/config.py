@@ -81,7 +81,6 @@ class Settings(BaseSettings):
         "", description="Other nodes' `host:port`, by commas: dialled where multicast does not reach. Best all of them."
     )
     cluster_discovery: bool = Field(True, description="Find other nodes, and be found, by multicast.")
-    node_name: str = Field("", description="This node's name for people; empty takes the machine's.")
 
     load_deadline: float = Field(
         600.0, gt=0, description="A model that makes no loading progress for this long is given up."
