@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import secrets
 import signal
 
 import pytest
 from hypothesis import settings as hypothesis_settings
+
+# Nodes of tests meet neither those of the person who runs them, nor those of another run.
+os.environ["TANDEM_CLUSTER_NAME"] = f"test-{secrets.token_hex(8)}"
+os.environ["TANDEM_CLUSTER_PORT"] = "0"
+os.environ["TANDEM_CLUSTER_DISCOVERY"] = "false"
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Whoever runs the tests in the background of a shell ignores Ctrl-C, and so would every process the tests start.

@@ -53,8 +53,12 @@ class Settings(BaseSettings):
         "auto", description="Weights as `float32`, `bfloat16` or `float16`; `auto` picks the platform's fastest."
     )
 
-    kv_host: str = Field("127.0.0.1", description="Address of the KV port, where other nodes have prompts prefilled.")
-    kv_port: int = Field(-1, ge=-1, le=65535, description="The KV port: -1 opens none, 0 takes a free one.")
+    kv_host: str = Field(
+        "",
+        description="Address of the KV port, where other nodes have prompts prefilled. Empty takes every address "
+        "with a cluster secret, loopback without.",
+    )
+    kv_port: int = Field(0, ge=-1, le=65535, description="The KV port: -1 opens none, 0 takes a free one.")
     prefill_peers: str = Field("", description="KV ports (`host:port`, by commas) that may prefill for this node.")
     kv_codec: Literal["raw", "auto", "int8", "int4"] = Field(
         "raw",
@@ -79,6 +83,9 @@ class Settings(BaseSettings):
     )
     cluster_peers: str = Field(
         "", description="Other nodes' `host:port`, by commas: dialled where multicast does not reach. Best all of them."
+    )
+    automatic_links: bool = Field(
+        True, description="Let instances of one model prefill for one another without being told, where that is sooner."
     )
     cluster_discovery: bool = Field(True, description="Find other nodes, and be found, by multicast.")
 

@@ -9,12 +9,14 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 from tandem.cluster.node import InstanceStatus
 from tandem.config import Settings
 from tandem.errors import InstanceNotReadyError, NotFoundError, QueueFullError, TandemError
 from tandem.models.cards import ModelCard
 from tandem.models.store import LocalModel
+from tandem.runner.messages import CacheIdentity
 from tandem.runner.stream import Stream
 from tandem.types import (
     Accepted,
@@ -94,7 +96,9 @@ class DoubleNode:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    expected: tuple[str, ...] = ()
+    @property
+    def models(self) -> SimpleNamespace:
+        return SimpleNamespace(expected=())
 
     def instances(self) -> list[InstanceStatus]:
         return [
@@ -112,13 +116,18 @@ class DoubleNode:
                 created=1700000000.5,
                 pid=1,
                 kv_address=None,
+                identity=CacheIdentity(),
             )
             for card in self.cards
         ]
 
-    def models(self) -> list[LocalModel]:
-        on_disk = card("disk/only", ())
-        return [LocalModel(on_disk.model_id, Path("/nowhere"), "folder", on_disk, 1)]
+    def on_disk(self) -> list[LocalModel]:
+        found = card("disk/only", ())
+        return [LocalModel(found.model_id, Path("/nowhere"), "folder", found, 1)]
+
+    @property
+    def store(self) -> SimpleNamespace:
+        return SimpleNamespace(list=self.on_disk)
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
         names = {name.lower() for card in self.cards for name in (card.model_id, *card.aliases)}

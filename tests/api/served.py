@@ -31,8 +31,9 @@ def served(settings: Settings, reference: str) -> Iterator[Served]:
 
     async def start() -> tuple[Node, HttpServer, Path | None]:
         node = Node(settings)
-        model = await node.obtain(reference)
-        await node.wait_ready(node.launch(model), 120)
+        await node.start()
+        model = await node.models.obtain(reference)
+        await node.wait_ready(await node.launch(model), 120)
         return node, await serve(node, settings), None if isinstance(model, str) else model.path
 
     async def stop(node: Node, server: HttpServer) -> None:

@@ -220,11 +220,11 @@ async def test_unexpected_failures_have_the_shape_too(
     def broken() -> list[object]:
         raise RuntimeError("secret detail")
 
-    node.models = broken  # type: ignore[assignment,method-assign]
+    node.on_disk = broken  # type: ignore[assignment,method-assign]
     try:
         response = await client.get("/v1/models")
     finally:
-        del node.models  # type: ignore[method-assign]
+        del node.on_disk  # type: ignore[method-assign]
     assert response.status_code == 500
     assert error_of(response)["code"] == "internal_error"
     assert "secret" not in response.text

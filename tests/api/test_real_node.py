@@ -31,7 +31,7 @@ BODY: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "conte
 async def running(settings: Settings, *references: str) -> AsyncIterator[tuple[Node, HttpServer, httpx.AsyncClient]]:
     node = Node(settings)
     await node.start()
-    for instance in [node.launch(reference) for reference in references]:
+    for instance in [await node.launch(reference) for reference in references]:
         await node.wait_ready(instance, 30)
     server = await serve(node, settings)
     async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
@@ -254,7 +254,7 @@ async def test_both_nodes_keep_the_contract(
         node.generate("nobody", request)
     unread = node.generate(instance.model_id.upper(), request)
     await unread.aclose()
-    assert all(model.model_id for model in await asyncio.to_thread(node.models))
+    assert all(model.model_id for model in await asyncio.to_thread(node.store.list))
 
 
 async def test_prefill_peers(real: tuple[Node, HttpServer, httpx.AsyncClient]) -> None:

@@ -22,7 +22,8 @@ UNUSED_PORT = "1"
 def environment(home: Path, **more: str) -> dict[str, str]:
     """This process's environment without its own Tandem settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("TANDEM_", "HF_"))}
-    return kept | {"TANDEM_HOME": str(home), "TANDEM_PORT": UNUSED_PORT, "COLUMNS": "200"} | more
+    cluster = {name: value for name, value in os.environ.items() if name.startswith("TANDEM_CLUSTER_")}
+    return kept | cluster | {"TANDEM_HOME": str(home), "TANDEM_PORT": UNUSED_PORT, "COLUMNS": "200"} | more
 
 
 @pytest.fixture

@@ -29,7 +29,8 @@ class Server:
     """
 
     def __init__(self, home: Path, *models: str, **variables: str) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TANDEM_", "HF_"))}
+        cluster = {name: value for name, value in os.environ.items() if name.startswith("TANDEM_CLUSTER_")}
+        kept = cluster | {name: value for name, value in os.environ.items() if not name.startswith(("TANDEM_", "HF_"))}
         self.may_complain = False
         self._log = home.with_name(home.name + ".log")
         with self._log.open("w") as log:

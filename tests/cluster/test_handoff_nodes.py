@@ -48,11 +48,21 @@ async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
     made: list[Node] = []
     for name, port in (("prefill", 0), ("decode", -1)):
         # The converted model is shared, the identity is not.
-        settings = Settings(home=tmp_path_factory.mktemp(name), kv_port=port, cluster_secret="a secret of sixteen")
+        settings = Settings(
+            home=tmp_path_factory.mktemp(name),
+            kv_port=port,
+            automatic_links=False,
+            cluster_secret="a secret of sixteen",
+        )
+            home=tmp_path_factory.mktemp(name),
+            kv_port=port,
+            automatic_links=False,
+            cluster_secret="a secret of sixteen",
+        )
         made.append(Node(settings))
     for node in made:
         await node.start()
-        instance = node.launch(await node.obtain("demo"))
+        instance = await node.launch(await node.models.obtain("demo"))
         await node.wait_ready(instance, DEADLINE)
     yield made[0], made[1]
     for node in made:

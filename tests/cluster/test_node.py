@@ -31,9 +31,10 @@ def anyio_backend() -> str:
 @pytest.fixture
 async def node(tmp_path: Path) -> AsyncIterator[Node]:
     node = Node(Settings(home=tmp_path))
+    await node.start()
     yield node
     await node.stop()
-    assert node.instances() == []
+    assert len(node.local) == 0
 
 
 async def answer(node: Node, model: str) -> Finished:
@@ -45,7 +46,7 @@ async def answer(node: Node, model: str) -> Finished:
 
 
 async def test_models_by_name_any_case_and_default(node: Node) -> None:
-    instance = node.launch("sim:model_id=Tiny")
+    instance = await node.launch("sim:model_id=Tiny")
     await node.wait_ready(instance, DEADLINE)
     for name in ("Tiny", "tiny", "default"):
         assert (await answer(node, name)).usage.completion_tokens == 3
@@ -55,7 +56,7 @@ async def test_models_by_name_any_case_and_default(node: Node) -> None:
 
 async def test_default_needs_a_single_model(node: Node) -> None:
     for name in ("one", "two"):
-        await node.wait_ready(node.launch(f"sim:model_id={name}"), DEADLINE)
+        await node.wait_ready(await node.launch(f"sim:model_id={name}"), DEADLINE)
     await answer(node, "two")
     with pytest.raises(NotFoundError, match="one, two"):
         node.generate("default", GenerationRequest(TextPrompt("x")))
@@ -67,7 +68,7 @@ async def test_no_model_at_all(node: Node) -> None:
 
 
 async def test_a_model_that_is_being_fetched_is_not_unknown(node: Node) -> None:
-    with node.expecting(["demo"]):
+    with node.models.expecting(["demo"]):
         for name in ("demo", "SmolLM2-135M-Instruct", "default"):
             with pytest.raises(InstanceNotReadyError, match="demo is being fetched") as caught:
                 node.generate(name, GenerationRequest(TextPrompt("x")))
@@ -79,7 +80,7 @@ async def test_a_model_that_is_being_fetched_is_not_unknown(node: Node) -> None:
 
 
 async def test_requests_go_to_the_less_busy_instance(node: Node) -> None:
-    first, second = (node.launch("sim:decode_tps=20,answer_tokens=10000") for _ in range(2))
+    first, second = (await node.launch("sim:decode_tps=20,answer_tokens=10000") for _ in range(2))
     await node.wait_ready(first, DEADLINE)
     await node.wait_ready(second, DEADLINE)
     streams = [node.generate("sim", GenerationRequest(TextPrompt("x"))) for _ in range(6)]
@@ -89,7 +90,7 @@ async def test_requests_go_to_the_less_busy_instance(node: Node) -> None:
 
 
 async def test_an_instance_that_dies_leaves_its_work_to_the_other(node: Node) -> None:
-    first, second = (node.launch("sim") for _ in range(2))
+    first, second = (await node.launch("sim") for _ in range(2))
     await node.wait_ready(first, DEADLINE)
     await node.wait_ready(second, DEADLINE)
     victim = next(status for status in node.instances() if status.instance_id == first)
@@ -103,7 +104,7 @@ async def test_an_instance_that_dies_leaves_its_work_to_the_other(node: Node) ->
 
 
 async def test_waiting_for_a_failed_instance_says_why(node: Node) -> None:
-    instance = node.launch("sim:fail_at_load=true")
+    instance = await node.launch("sim:fail_at_load=true")
     with pytest.raises(CorruptModelError, match="told to fail"):
         await node.wait_ready(instance, DEADLINE)
     with pytest.raises(InstanceNotReadyError, match="told to fail"):
@@ -111,7 +112,7 @@ async def test_waiting_for_a_failed_instance_says_why(node: Node) -> None:
 
 
 async def test_removed_instances_are_gone(node: Node) -> None:
-    instance = node.launch("sim")
+    instance = await node.launch("sim")
     await node.remove(instance)
     with pytest.raises(NotFoundError):
         await node.remove(instance)

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tandem.cluster.node import Node
+from tandem.cluster.instances import LocalInstances
 from tandem.cluster.nodeport.client import NodeClient
 from tandem.cluster.nodeport.messages import HEADER, MAX_FRAME_BYTES, FrameParser, frame
 from tandem.cluster.nodeport.server import NodePort
@@ -48,12 +48,12 @@ class Served:
 
     def __init__(self, home: Path, secret: str) -> None:
         identity = Authority(secret).issue("server") if secret else None
-        self.node = Node(Settings(home=home))
+        self.instances = LocalInstances(Settings(home=home), "server")
         (home / "file").write_bytes(bytes(range(256)) * 1000)
         self.home = home
         context = identity.server_context() if identity else None
         commands = {"echo": self.echo, "wait": self.wait, "refuse": self.refuse}
-        self.port = NodePort("server", self.node.local, self, commands, "127.0.0.1", 0, context)
+        self.port = NodePort("server", self.instances, self, commands, "127.0.0.1", 0, context)
 
     def file_of(self, model_id: str, path: str) -> Path:
         if (model_id, path) != ("org/tiny", "file"):
@@ -81,7 +81,7 @@ async def served(tmp_path: Path, secret: str) -> AsyncIterator[Served]:
     await served.port.start()
     yield served
     await served.port.stop()
-    await served.node.stop()
+    await served.instances.stop()
 
 
 @pytest.fixture
@@ -96,8 +96,8 @@ def address(served: Served) -> list[str]:
 
 
 async def launch(served: Served, reference: str = "sim") -> str:
-    instance = served.node.launch(reference)
-    await served.node.wait_ready(instance, DEADLINE)
+    instance = served.instances.launch(reference)
+    await served.instances.wait_ready(instance, DEADLINE)
     return instance
 
 
@@ -116,14 +116,14 @@ async def at_text(stream: Stream, do: Callable[[], None]) -> None:
 
 async def idle(served: Served) -> None:
     async with asyncio.timeout(DEADLINE):
-        while any(status.running for status in served.node.instances()):  # noqa: ASYNC110 (it has no event)
+        while any(status.running for status in served.instances.instances()):  # noqa: ASYNC110 (it has no event)
             await asyncio.sleep(0.01)
 
 
 async def test_an_answer_is_the_same_as_at_home(served: Served, client: NodeClient) -> None:
     instance = await launch(served)
     there = await collect(client.generate("server", address(served), instance, HELLO))
-    here = await collect(served.node.local.submit(instance, HELLO))
+    here = await collect(served.instances.submit(instance, HELLO))
     assert isinstance(there[0], Accepted)
     assert isinstance(there[-1], Finished)
     assert [e.text for e in there if isinstance(e, TextDelta)] == [e.text for e in here if isinstance(e, TextDelta)]
@@ -145,7 +145,7 @@ async def test_closing_cancels_there(served: Served, client: NodeClient) -> None
         async for events in stream:
             if any(isinstance(event, TextDelta) for event in events):
                 break
-    assert served.node.instances()[0].running == 1
+    assert served.instances.instances()[0].running == 1
     await stream.aclose()
     await idle(served)
 
@@ -169,7 +169,7 @@ async def test_commands_answer_or_end(served: Served, client: NodeClient) -> Non
 async def test_a_runner_that_dies_is_that_streams_error(served: Served, client: NodeClient) -> None:
     instance = await launch(served, "sim:decode_tps=50")
     stream = client.generate("server", address(served), instance, ENDLESS)
-    pid = served.node.instances()[0].pid
+    pid = served.instances.instances()[0].pid
     assert pid is not None
     with pytest.raises(RunnerDiedError):
         await at_text(stream, lambda: os.kill(pid, signal.SIGKILL))
@@ -244,7 +244,7 @@ async def test_strangers_stay_out(tmp_path: Path) -> None:
         with pytest.raises(httpx.HTTPError):
             await http.get(url.replace("https", "http"))
     await served.port.stop()
-    await served.node.stop()
+    await served.instances.stop()
 
 
 def test_frames_arrive_in_any_pieces() -> None:

@@ -47,9 +47,8 @@ async def health(request: Request) -> Response:
     ]
     if ready:
         return _json(msgspec.json.encode({"status": colour, "instances": instances, "error": None}))
-    body = envelope(
-        503, _reason(statuses, node.expected), UnavailableError.code, more={"status": colour, "instances": instances}
-    )
+    more = {"status": colour, "instances": instances}
+    body = envelope(503, _reason(statuses, node.models.expected), UnavailableError.code, more=more)
     return Response(body, 503, {"retry-after": "1"}, "application/json")
 
 

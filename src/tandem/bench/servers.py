@@ -72,6 +72,10 @@ def tandem_server(
     variables = {
         "TANDEM_HOME": str(work / f"{name}-home"),
         "TANDEM_API_KEY": "",
+        # Whatever else runs on this machine is not to be joined.
+        "TANDEM_CLUSTER_NAME": f"bench-{port}",
+        "TANDEM_CLUSTER_PORT": "0",
+        "TANDEM_CLUSTER_DISCOVERY": "false",
         **(environment or {}),
     }
     return Target(name, ServerProcess(name, command, port, variables, work / f"{name}.log"), "default")

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import Protocol
 
 from tandem.cli.failure import INTERRUPTED
 from tandem.cli.output import note
 from tandem.cli.progress import Step, View, callback_for
-from tandem.cluster.node import InstanceStatus, Node
+from tandem.cluster.instances import InstanceStatus
 from tandem.engines.sim.profile import is_sim_reference, parse_sim_reference
 from tandem.errors import CancelledError
 from tandem.models.progress import Progress
@@ -65,7 +66,17 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-async def show_loading(node: Node, instances: Sequence[str], view: View) -> None:
+class Loading(Protocol):
+    """A node, or the instances of this machine alone."""
+
+    def instances(self) -> list[InstanceStatus]:
+        """Every instance as it is now."""
+
+    async def wait_ready(self, instance_id: str, deadline: float | None = None) -> None:
+        """Wait until an instance is ready."""
+
+
+async def show_loading(node: Loading, instances: Sequence[str], view: View) -> None:
     """Wait until all `instances` are ready, showing how far they are.
 
     Raises:
@@ -74,6 +85,8 @@ async def show_loading(node: Node, instances: Sequence[str], view: View) -> None
     waiting = asyncio.gather(*(node.wait_ready(instance) for instance in instances))
     while not waiting.done():
         for status in node.instances():
+            if status.instance_id not in instances:
+                continue
             step = _step(status)
             if step is not None:
                 view.show(step)

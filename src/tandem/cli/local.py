@@ -1,4 +1,4 @@
-"""Answering in this process: a node with one instance, on an event loop in a thread of its own.
+"""Answering in this process: one instance and no cluster, on an event loop in a thread of its own.
 
 The loop must run all the time, also while a person types: it hears the runner's heartbeats.
 """
@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 
 from tandem.cli.loading import interruptible, obtain, show_loading
 from tandem.cli.progress import progress_view
-from tandem.cluster.node import Node
+from tandem.cluster.identity import node_id
+from tandem.cluster.instances import LocalInstances
 from tandem.config import Settings
 from tandem.errors import TandemError
+from tandem.models.store import ModelStore
 from tandem.types import Event, GenerationRequest
 
 T = TypeVar("T")
@@ -30,20 +32,21 @@ def local_answerer(settings: Settings, reference: str) -> Iterator[LocalAnswerer
         TandemError: it cannot be obtained or loaded.
     """
     with _LoopThread() as loop:
-        node = Node(settings)
+        instances = LocalInstances(settings, node_id(settings.home))
         try:
             with progress_view() as view:
                 with interruptible() as interrupted:
-                    model = obtain(node.store, reference, view, interrupted)
-                instance = loop.call(_launch(node, model))
-                loop.call(show_loading(node, [instance], view))
-            yield LocalAnswerer(loop, node)
+                    model = obtain(ModelStore(settings), reference, view, interrupted)
+                instance_id = loop.call(_launch(instances, model))
+                loop.call(show_loading(instances, [instance_id], view))
+            yield LocalAnswerer(loop, instances, instance_id)
         finally:
-            loop.call(node.stop())
+            loop.call(instances.stop())
 
 
-async def _launch(node: Node, model: Any) -> str:
-    return node.launch(model)
+async def _launch(instances: LocalInstances, model: Any) -> str:
+    # Nobody else is to be served, in whatever way.
+    return instances.launch(model, kv_port=-1)
 
 
 class _LoopThread:
@@ -71,16 +74,17 @@ class _LoopThread:
 
 
 class LocalAnswerer:
-    """Answers from the node's one instance."""
+    """Answers from one instance."""
 
-    def __init__(self, loop: _LoopThread, node: Node) -> None:
+    def __init__(self, loop: _LoopThread, instances: LocalInstances, instance_id: str) -> None:
         self._loop = loop
-        self._node = node
+        self._instances = instances
+        self._instance_id = instance_id
 
     @property
     def model_id(self) -> str:
         """The model that answers."""
-        return self._node.instances()[0].model_id
+        return self._instances.get(self._instance_id).card.model_id
 
     def answer(self, request: GenerationRequest) -> Generator[Event]:
         """See `Answerer.answer`."""
@@ -98,7 +102,7 @@ class LocalAnswerer:
         self, request: GenerationRequest, arrived: queue.SimpleQueue[list[Event] | TandemError | None]
     ) -> None:
         try:
-            stream = self._node.generate("default", request)
+            stream = self._instances.submit(self._instance_id, request)
             try:
                 async for events in stream:
                     arrived.put(events)

@@ -70,8 +70,9 @@ class _Serving:
         node = Node(self._settings)
         server: HttpServer | None = None
         try:
-            await node.start()
+            await node.start(self._conflict)
             server = await serve(node, self._settings)
+            node.serves_at(server.port)
             self._announcer.listening(server.url)
             if await self._unless_stopped(self._load(node)):
                 self._announcer.ready(server.url, node.instances(), bool(self._settings.api_key))
@@ -91,6 +92,10 @@ class _Serving:
                 await server.stop(deadline)
             await node.stop()
             self._announcer.stopped()
+
+    def _conflict(self, error: ConfigError) -> None:
+        self._announcer.failed(error)
+        self._stop.set()
 
     def _take_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -120,13 +125,14 @@ class _Serving:
 
     async def _load(self, node: Node) -> None:
         with progress_view(events=self._events) as view:
-            with node.expecting(self._references):
+            with node.models.expecting(self._references):
                 # A thread that converts cannot be cancelled from outside; it asks at every step.
                 models = [
                     await asyncio.to_thread(obtain, node.store, reference, view, self._stop.is_set)
                     for reference in self._references
                 ]
-            await show_loading(node, [node.launch(model) for model in models], view)
+                instances = await node.run_here(models)
+            await show_loading(node, instances, view)
 
 
 def _set_log_level(level: int) -> None:

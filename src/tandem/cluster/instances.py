@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tandem.cluster.bus.config import any_host
 from tandem.config import Settings, parse_addresses
 from tandem.engines.base import EngineName, EngineOptions, LoadProgress
 from tandem.engines.sim.profile import parse_sim_reference
@@ -17,6 +18,7 @@ from tandem.kv.server import require_secret
 from tandem.kv.tls import identity_for
 from tandem.models.cards import ModelCard
 from tandem.models.store import LocalModel
+from tandem.runner.messages import CacheIdentity
 from tandem.runner.stream import Stream
 from tandem.runner.supervisor import RunnerState, Supervisor
 from tandem.types import EngineLoad, GenerationRequest, ModelInfo
@@ -47,6 +49,7 @@ class InstanceStatus:
     created: float
     pid: int | None
     kv_address: tuple[str, int] | None
+    identity: CacheIdentity
 
 
 @dataclass(slots=True)
@@ -80,6 +83,7 @@ class LocalInstance:
             created=self.created,
             pid=supervisor.pid,
             kv_address=supervisor.kv_address,
+            identity=supervisor.identity,
         )
 
 
@@ -88,10 +92,12 @@ class LocalInstances:
 
     Args:
         node_id: of this node, for certificates.
+        secret: the cluster's; empty for none.
     """
 
-    def __init__(self, settings: Settings, node_id: str) -> None:
+    def __init__(self, settings: Settings, node_id: str, secret: str = "") -> None:
         self._settings = settings
+        self._secret = secret
         self._node_id = node_id
         self._by_id: dict[str, LocalInstance] = {}
         self._listeners: set[Callable[[], None]] = set()
@@ -116,7 +122,7 @@ class LocalInstances:
             raise NotFoundError(f"There is no instance {instance_id}. GET /health lists them.")
         return instance
 
-    def statuses(self) -> list[InstanceStatus]:
+    def instances(self) -> list[InstanceStatus]:
         """Every instance as it is now."""
         return [instance.status() for instance in self._by_id.values()]
 
@@ -167,12 +173,17 @@ class LocalInstances:
             "sampling_defaults": defaults.model_dump(exclude_none=True) if defaults is not None else {},
             "prefill_peers": parse_addresses(settings.prefill_peers.split(",")),
             "kv_codec": settings.kv_codec,
-            "kv_host": settings.kv_host,
+            "kv_host": settings.kv_host or self._kv_host,
             "kv_port": settings.kv_port,
-            "cluster_secret": settings.cluster_secret,
+            "cluster_secret": self._secret,
+            "cluster_open": settings.cluster_open,
             "node_id": self._node_id,
         }
         return EngineOptions(engine=engine, model_id=card.model_id, **values | more)
+
+    @property
+    def _kv_host(self) -> str:
+        return any_host().strip("[]") if self._secret or self._settings.cluster_open else "127.0.0.1"
 
     async def remove(self, instance_id: str) -> None:
         """Stop one instance.
@@ -235,9 +246,10 @@ class LocalInstances:
         instance = self.get(instance_id)
         try:
             peers = parse_addresses(addresses)
-            identity = identity_for(self._settings.cluster_secret, self._node_id)
+            identity = identity_for(self._secret, self._node_id)
             for peer in peers:
-                require_secret(peer.rpartition(":")[0].strip("[]"), identity, open_to_all=False)
+                host = peer.rpartition(":")[0].strip("[]")
+                require_secret(host, identity, open_to_all=self._settings.cluster_open)
         except (ValueError, ConfigError) as error:
             raise InvalidRequestError(f"prefill_peers: {error}", param="prefill_peers") from error
         if instance.supervisor.options.prefill_peers != peers:

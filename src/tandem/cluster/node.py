@@ -1,145 +1,293 @@
-"""One machine: its instances, and the way from a model name to a stream of events."""
+"""One machine of a cluster: everything that runs on it, and what it can ask of the others."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import contextlib
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import msgspec
+
+from tandem.cluster.bus.config import any_host
+from tandem.cluster.bus.secret import cluster_secret
+from tandem.cluster.control import ControlPlane
 from tandem.cluster.identity import node_id
-from tandem.cluster.instances import InstanceStatus, LocalInstance, LocalInstances
-from tandem.config import Settings
-from tandem.engines.sim.profile import is_sim_reference
-from tandem.errors import InstanceNotReadyError, NotFoundError, TandemError
+from tandem.cluster.instances import InstanceStatus, LocalInstances
+from tandem.cluster.intents import effective_links
+from tandem.cluster.local_models import LocalModels, reference_to
+from tandem.cluster.nodeport.client import NodeClient
+from tandem.cluster.nodeport.server import Handler, NodePort
+from tandem.cluster.reconciler import Reconciler, instance_here
+from tandem.cluster.remote_status import statuses
+from tandem.cluster.router import Router
+from tandem.cluster.state import ClusterState
+from tandem.config import Settings, parse_addresses
+from tandem.errors import ConfigError, InstanceNotReadyError, NotFoundError
+from tandem.kv.tls import identity_for
 from tandem.models.store import LocalModel, ModelStore
+from tandem.placement.links import automatic_links, prefill_peers
+from tandem.placement.world import World
 from tandem.runner.stream import Stream
 from tandem.types import GenerationRequest
+from tandem.types.intents import InstanceIntent
 
 __all__ = ["InstanceStatus", "Node", "Stream"]
 
+BOUND = uuid.UUID("5a3f4a0c-5d8c-4c6e-9f6e-3f0a5f4b2d11")
+"""Namespace of the ids of instances that a command line names."""
+
 
 class Node:
-    """Everything that runs on this machine.
+    """Everything that runs on this machine, and its place in the cluster.
 
     Args:
-        settings: folders, limits, deadlines.
+        settings: folders, limits, deadlines, the cluster's name and secret.
 
     Attributes:
         local: the instances on this machine.
+        store, models: what is on its disks, and on its way there.
+        control: what is known of the cluster.
+        client: for speaking to other nodes directly.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.node_id = node_id(settings.home)
         self.store = ModelStore(settings)
-        self.local = LocalInstances(settings, self.node_id)
-        self._expected: list[str] = []
+        self.models = LocalModels(self.store)
+        self.secret = cluster_secret(settings)
+        self.local = LocalInstances(settings, self.node_id, self.secret)
+        self._named_peers: dict[str, tuple[str, ...]] = {}
+        self._world: tuple[ClusterState, World] | None = None
+        self._commands: dict[str, Handler] = {}
+        self._on_conflict: Callable[[ConfigError], None] = lambda error: None
+        self._task: asyncio.Task[None] | None = None
+        self.control: ControlPlane
+        self.client: NodeClient
+        self._reconciler: Reconciler
+        self._router: Router
+        self._port: NodePort
 
-    async def start(self) -> None:
-        """Nothing runs yet; instances are added with `launch`."""
+    # ------------------------------------------------------------------------------------------------------- lifetime
+
+    async def start(self, on_conflict: Callable[[ConfigError], None] = lambda error: None) -> None:
+        """Join the cluster, and begin to run what it wants here.
+
+        Args:
+            on_conflict: called when another process turns out to have this node's id.
+
+        Raises:
+            ConfigError: a port is taken, or the settings do not fit together.
+            StorageError: the intents on disk cannot be read.
+        """
+        identity = identity_for(self.secret, self.node_id)
+        self.client = NodeClient(identity.client_context() if identity else None)
+        self.control = ControlPlane(
+            self.settings, self.node_id, self.secret, on_left=self._left, on_conflict=on_conflict
+        )
+        self._reconciler = Reconciler(self.node_id, self.local, self.models.obtain, self._tell)
+        self._router = Router(self.node_id, self.local, self.client, self.world)
+        host = any_host().strip("[]") if self.secret or self.settings.cluster_open else "127.0.0.1"
+        context = identity.server_context() if identity else None
+        self._port = NodePort(self.node_id, self.local, self.models, self._commands, host, 0, context)
+        await self._port.start()
+        await self.control.start()
+        self.control.facts.set_ports(api_port=None, node_port=self._port.port)
+        self.local.on_change(self._tell)
+        self._task = asyncio.create_task(self._follow(), name="reconcile")
 
     async def stop(self) -> None:
-        """Stop every instance, ending their streams with an error."""
+        """Leave the cluster and stop every instance here, ending their streams with an error."""
+        if self._task is not None:
+            await self.run_here([])
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            await self._reconciler.stop()
+            await self.control.stop()
+            await self.client.close()
+            await self._port.stop()
+            self._task = None
         await self.local.stop()
 
-    def launch(self, model: LocalModel | str) -> str:
-        """Create an instance on this machine and begin to load it; see `LocalInstances.launch`."""
-        return self.local.launch(model)
+    def serves_at(self, api_port: int) -> None:
+        """The HTTP surface listens at this port."""
+        self.control.facts.set_ports(api_port=api_port, node_port=self._port.port)
+
+    def answer_to(self, command: str, handler: Handler) -> None:
+        """Let other nodes have `command` done here."""
+        self._commands[command] = handler
+
+    def _left(self, gone: str) -> None:
+        self.client.lost(gone, "it left the cluster")
+
+    def _tell(self) -> None:
+        self._world = None
+        self.control.facts.set_runners(self._reconciler.runner_facts())
+
+    async def _follow(self) -> None:
+        """Keep instances and their prefill peers as the state says."""
+        async with self.control.log.subscribe() as events:
+            while True:
+                state = self.control.state
+                self._reconciler.apply(state.instances.values())
+                self._name_peers()
+                self._tell()
+                # Every other event that is there already changes nothing that has not been looked at.
+                target = self.control.log.next_index
+                while (item := await anext(events)) is not None:
+                    index = item.end if hasattr(item, "end") else item.index + 1
+                    if index >= target:
+                        break
+
+    def _name_peers(self) -> None:
+        world = self.world()
+        for instance in list(self.local):
+            named = self._named_peers.get(instance.instance_id)
+            if named is None:
+                named = parse_addresses(self.settings.prefill_peers.split(","))
+            linked = prefill_peers(instance.instance_id, world).addresses
+            self.local.name_peers(instance.instance_id, (*named, *linked))
+
+    # ---------------------------------------------------------------------------------------------------- the cluster
 
     @property
-    def expected(self) -> tuple[str, ...]:
-        """References of models that are being fetched or converted and will be served."""
-        return tuple(self._expected)
+    def state(self) -> ClusterState:
+        """Facts and intents as they are known here now."""
+        return self.control.state
 
-    @contextmanager
-    def expecting(self, references: Iterable[str]) -> Iterator[None]:
-        """While the block runs, requests for these models are told to come back instead of that there are none."""
-        added = list(references)
-        self._expected.extend(added)
-        try:
-            yield
-        finally:
-            for reference in added:
-                self._expected.remove(reference)
+    def world(self) -> World:
+        """The state as placement and routing look at it: links trimmed to instances that are there, automatic ones
+        added."""
+        state = self.control.state
+        if self._world is None or self._world[0] is not state:
+            links = effective_links(state)
+            nodes = dict(state.nodes)
+            if self.node_id in nodes:
+                # What is told to others is told a few times a second at most.
+                runners = tuple(self._reconciler.runner_facts())
+                nodes[self.node_id] = msgspec.structs.replace(nodes[self.node_id], runners=runners)
+            world = World(nodes, state.instances, links)
+            if self.settings.automatic_links:
+                found = {link.link_id: link for link in automatic_links(world)}
+                world = World(nodes, state.instances, links | found)
+            self._world = (state, world)
+        return self._world[1]
 
-    async def obtain(self, reference: str) -> LocalModel | str:
-        """Find (or fetch) the model that `reference` names, off the event loop. `sim` references stay as they are.
+    async def create(self, intent: InstanceIntent) -> InstanceIntent:
+        """Have the cluster run this instance. Its nodes begin when they hear of it.
 
         Raises:
-            NotFoundError, ModelError: there is no such model, or it could not be fetched or converted.
+            InvalidRequestError, PayloadTooLargeError: the intent cannot travel.
         """
-        if is_sim_reference(reference):
-            return reference
-        return await asyncio.to_thread(self.store.obtain, reference)
+        await self.control.intents.put(intent)
+        return intent
 
     async def remove(self, instance_id: str) -> None:
-        """Stop one instance.
+        """Have the cluster stop this instance, wherever it runs.
 
         Raises:
             NotFoundError: there is no such instance.
         """
-        await self.local.remove(instance_id)
+        if instance_id not in self.control.state.instances:
+            raise NotFoundError(f"There is no instance {instance_id}. GET /health lists them.")
+        await self.control.intents.remove(f"instance/{instance_id}")
 
-    def prefill_peers(self, instance_id: str) -> tuple[str, ...]:
-        """The KV ports that may prefill for an instance.
+    async def launch(self, model: LocalModel | str, **options: Any) -> str:
+        """Have this machine run one more instance of a model.
+
+        Args:
+            model: a local model, or a reference to the `sim` engine such as `sim:decode_tps=100`.
+            options: fields of `EngineOptions` that differ from the settings.
+
+        Returns:
+            The instance's id.
+        """
+        intent = instance_here(self.node_id, model, str(uuid.uuid4()))
+        await self.create(msgspec.structs.replace(intent, options=options))
+        return intent.instance_id
+
+    async def run_here(self, models: Iterable[LocalModel | str]) -> list[str]:
+        """Have this machine run these models for as long as this process lives, and none of an earlier process's.
+
+        Returns:
+            The instances' ids. The same models get the same ids every time, so that links to them last.
+        """
+        wanted: dict[str, InstanceIntent] = {}
+        for model in models:
+            reference = reference_to(model)
+            count = sum(intent.reference == reference for intent in wanted.values())
+            instance_id = str(uuid.uuid5(BOUND, f"{self.node_id}/{reference}/{count}"))
+            wanted[instance_id] = msgspec.structs.replace(instance_here(self.node_id, model, instance_id), bound=True)
+        for instance_id in self._bound() - wanted.keys():
+            await self.remove(instance_id)
+        for intent in wanted.values():
+            await self.create(intent)
+        return list(wanted)
+
+    def _bound(self) -> set[str]:
+        return {
+            intent.instance_id
+            for intent in self.control.state.instances.values()
+            if intent.bound and all(shard.node_id == self.node_id for shard in intent.shards)
+        }
+
+    async def wait_ready(self, instance_id: str, deadline: float | None = None) -> None:
+        """Wait until an instance is ready, on whatever nodes it runs.
+
+        Args:
+            deadline: seconds; None waits as long as its supervisor keeps trying (its own deadlines bound that).
 
         Raises:
-            NotFoundError: there is no such instance.
+            TandemError: it failed, with the runner's reason.
+            TimeoutError: the deadline passed.
+        """
+        async with asyncio.timeout(deadline), self.control.log.subscribe() as events:
+            while True:
+                if instance_id in self.local:
+                    await self.local.wait_ready(instance_id)
+                status = next((one for one in self.instances() if one.instance_id == instance_id), None)
+                if status is None:
+                    raise NotFoundError(f"Instance {instance_id} was removed.")
+                if status.state == "ready":
+                    return
+                if status.state == "failed":
+                    raise self._reconciler.error_of(instance_id) or InstanceNotReadyError(
+                        status.error or "The runner failed."
+                    )
+                await anext(events)
+
+    # -------------------------------------------------------------------------------------------------------- requests
+
+    def instances(self) -> list[InstanceStatus]:
+        """Every instance of the cluster as it is known here now; those of this machine as they are."""
+        return statuses(self.control.state, self.local, self.node_id)
+
+    def prefill_peers(self, instance_id: str) -> tuple[str, ...]:
+        """The KV ports that may prefill for an instance of this machine.
+
+        Raises:
+            NotFoundError: it does not run here.
         """
         return self.local.get(instance_id).supervisor.options.prefill_peers
 
     def name_peers(self, instance_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
-        """Replace the KV ports that may prefill for an instance; see `LocalInstances.name_peers`."""
-        return self.local.name_peers(instance_id, addresses)
-
-    async def wait_ready(self, instance_id: str, deadline: float | None = None) -> None:
-        """Wait until an instance is ready; see `LocalInstances.wait_ready`."""
-        await self.local.wait_ready(instance_id, deadline)
-
-    def instances(self) -> list[InstanceStatus]:
-        """Every instance as it is now."""
-        return self.local.statuses()
-
-    def models(self) -> list[LocalModel]:
-        """Models on this machine's disks. Reads the disks: call it off the event loop."""
-        return self.store.list()
+        """Replace the KV ports that may prefill for an instance, beside those that links lead to; see
+        `LocalInstances.name_peers`."""
+        peers = self.local.name_peers(instance_id, addresses)
+        self._named_peers[instance_id] = peers
+        return peers
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
-        """Start one answer on the least busy ready instance of `model`.
+        """Start one answer on the instance of `model` that is expected to be soonest; see `Router.generate`.
 
         Args:
             model: id or alias; `default` when exactly one model is served.
-
-        Raises:
-            NotFoundError: nothing serves this model.
-            InstanceNotReadyError: an instance exists, but is not ready.
-            QueueFullError: all of its instances are full.
         """
-        candidates = self._candidates(model)
-        ready = [instance for instance in candidates if instance.supervisor.state == "ready"]
-        error: TandemError | None = None
-        for instance in sorted(ready or candidates, key=lambda candidate: candidate.supervisor.running):
-            try:
-                return instance.supervisor.submit(request)
-            except TandemError as refused:
-                error = refused
-        assert error is not None
-        raise error
-
-    def _candidates(self, model: str) -> list[LocalInstance]:
-        wanted = model.lower()
-        found = [instance for instance in self.local if wanted in instance.names]
-        if found:
-            return found
-        for reference in self._expected:
-            card = self.store.cards.get(reference)
-            names = {reference, card.model_id, *card.aliases} if card is not None else {reference}
-            if wanted in {name.lower() for name in names} or (wanted == "default" and len(self._expected) == 1):
-                raise InstanceNotReadyError(
-                    f"{reference} is being fetched or converted; it will answer when it is loaded.", retry_after=5.0
-                )
-        served = sorted({instance.card.model_id for instance in self.local})
-        if wanted == "default" and len(served) == 1:
-            return list(self.local)
-        serves = ", ".join(served) or "no model at all"
-        raise NotFoundError(f"No instance serves the model '{model}'. This node serves {serves}.", param="model")
+        try:
+            return self._router.generate(model, request)
+        except NotFoundError:
+            self.models.check_expected(model)
+            raise

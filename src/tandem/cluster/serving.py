@@ -103,7 +103,8 @@ class AppServer:
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        both = host == "::" and socket.has_dualstack_ipv6()
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         raise ConfigError(
             f"Cannot listen on {host}:{port}: {error.strerror or error}. "

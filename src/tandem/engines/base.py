@@ -57,6 +57,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         kv_codec: how entries are sent to this instance: a codec's name, or `auto`.
         kv_host, kv_port: where this instance's own KV port listens; port -1 for none, 0 for a free one.
         cluster_secret: shared by all nodes; empty for none.
+        cluster_open: other machines may be spoken to without a secret.
         node_id: this node's name in certificates.
     """
 
@@ -77,6 +78,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     kv_host: str = "127.0.0.1"
     kv_port: int = -1
     cluster_secret: str = ""
+    cluster_open: bool = False
     node_id: str = ""
 
     @property

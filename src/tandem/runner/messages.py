@@ -63,6 +63,15 @@ class Loaded(msgspec.Struct, frozen=True, tag="loaded"):
     info: ModelInfo
 
 
+class CacheIdentity(msgspec.Struct, frozen=True):
+    """Digests of what hand-off partners have to agree on: all of it, the tokenizer, the cache layout. Empty where the
+    engine cannot prefill for others."""
+
+    model: str = ""
+    tokenizer: str = ""
+    layout: str = ""
+
+
 class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """Requests are welcome.
 
@@ -71,6 +80,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """
 
     kv_address: tuple[str, int] | None = None
+    identity: CacheIdentity = CacheIdentity()
 
 
 class Broken(msgspec.Struct, frozen=True, tag="broken"):

@@ -26,6 +26,7 @@ from tandem.runner.messages import (
     HEADER,
     MAX_FRAME_BYTES,
     Broken,
+    CacheIdentity,
     Cancel,
     FromRunner,
     Heartbeat,
@@ -93,7 +94,7 @@ class Runner:
                 return 2
             self._start_engine(start.options)
             threading.Thread(target=self._read, name="reader", daemon=True).start()
-            self._send(Ready(self._open_kv_port(start.options)))
+            self._send(self._open_kv_port(start.options))
             self._loop()
             status = 0
         except TandemError as error:
@@ -116,16 +117,20 @@ class Runner:
         self._send(Loaded(info))
         self._engine.warm_up()
 
-    def _open_kv_port(self, options: EngineOptions) -> tuple[str, int] | None:
+    def _open_kv_port(self, options: EngineOptions) -> Ready:
         plane = self._engine.kv_plane() if options.kv_port >= 0 else None
         if plane is None:
-            return None
+            return Ready()
         identity = identity_for(options.cluster_secret, options.node_id)
-        listen = ServerOptions(host=options.kv_host, port=options.kv_port, node=options.node_id)
+        listen = ServerOptions(
+            host=options.kv_host, port=options.kv_port, node=options.node_id, open=options.cluster_open
+        )
         self._kv_port = PrefillServer(
             plane.producer, plane.layout, plane.fingerprint, identity=identity, options=listen
         )
-        return self._kv_port.address
+        fingerprint = plane.fingerprint
+        names = CacheIdentity(fingerprint.digest().hex(), fingerprint.tokenizer, fingerprint.layout)
+        return Ready(self._kv_port.address, names)
 
     def _loop(self) -> None:
         engine = self._engine

@@ -23,6 +23,7 @@ from tandem.errors import InstanceNotReadyError, QueueFullError, RunnerDiedError
 from tandem.runner.launcher import RunnerProcess, launch
 from tandem.runner.messages import (
     Broken,
+    CacheIdentity,
     Cancel,
     FromRunner,
     Heartbeat,
@@ -70,6 +71,7 @@ class Supervisor:
         self.progress: LoadProgress | None = None
         self.restarts = 0
         self.kv_address: tuple[str, int] | None = None
+        self.identity = CacheIdentity()
         self._settings = settings
         self._on_change = on_change
         self._runner: RunnerProcess | None = None
@@ -257,7 +259,7 @@ class Supervisor:
         elif isinstance(message, Ready):
             self._moved = self._beaten
             self.error = None
-            self.kv_address = message.kv_address
+            self.kv_address, self.identity = message.kv_address, message.identity
             self._set_state("ready")
 
     async def _watch(self, runner: RunnerProcess) -> None:

@@ -41,6 +41,7 @@ class InstanceIntent(msgspec.Struct, frozen=True, tag="instance"):
         card: the model card as plain data, so that nodes without the card can plan with it.
         options: settings of this instance that differ from its nodes' own, e.g. `context_length`.
         created: unix seconds, for people.
+        bound: named on the command line of the node's `tandem up`, and gone with it.
     """
 
     instance_id: str
@@ -52,6 +53,7 @@ class InstanceIntent(msgspec.Struct, frozen=True, tag="instance"):
     card: dict[str, Any]
     options: dict[str, Any] = {}
     created: float = 0.0
+    bound: bool = False
 
 
 class LinkIntent(msgspec.Struct, frozen=True, tag="link"):

@@ -42,9 +42,7 @@ def test_static_peers_where_multicast_is_blocked(network: Network, nodes: Nodes,
 
 
 def test_without_discovery_and_peers_nobody_is_found(network: Network, nodes: Nodes) -> None:
-    one, two = (
-        nodes.start(name, network.machine(name), discovery=False, **options("")) for name in ("n1", "n2")
-    )
+    one, two = (nodes.start(name, network.machine(name), discovery=False, **options("")) for name in ("n1", "n2"))
     three = nodes.start("n3", network.machine("n3"), discovery=False, peers=[f"10.77.0.1:{PORT}"], **options(""))
     meet([one, three])
     two.wait("ready")
@@ -69,7 +67,9 @@ def test_a_pulled_cable_disturbs_nobody_else(network: Network, nodes: Nodes, sec
     assert failed["took"] < 4.0
     assert failed["code"] in ("deadline_exceeded", "node_unreachable")
     left = [node.wait("left", 15.0, node_id="n3", reason="unreachable", after=asked) for node in (one, two)]
-    print(f"cable pulled, {'quic' if secret else 'tcp'}: noticed {max(line['at'] for line in left) - asked:.2f} s later")
+    print(
+        f"cable pulled, {'quic' if secret else 'tcp'}: noticed {max(line['at'] for line in left) - asked:.2f} s later"
+    )
     assert max(line["at"] for line in left) - asked < 10
     # Two seconds of traffic on, what passed between the healthy ones is complete.
     for node, other in ((one, "n2"), (two, "n1")):

@@ -60,7 +60,7 @@ async def _models(context: Context, status: Status | None) -> list[dict[str, Any
                     found[instance.model_id] = _describe(instance.card, int(instance.created), instance.state, length)
     if status != "ready":
         # Reading the disks takes milliseconds.
-        for model in await asyncio.to_thread(context.node.models):
+        for model in await asyncio.to_thread(context.node.store.list):
             card = model.card
             described = _describe(card, _STARTED, "downloaded", card.context_length)
             found.setdefault(model.model_id, described | {"id": model.model_id})

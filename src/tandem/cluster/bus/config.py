@@ -108,13 +108,25 @@ def options_from(settings: Settings, node_id: str, life: str, secret: str) -> Bu
     return BusOptions(
         node_id=node_id,
         life=life,
-        port=settings.cluster_port or free_port("quic" if secret else "tcp"),
+        port=_port(settings.cluster_port, "quic" if secret else "tcp"),
         cluster_name=settings.cluster_name,
         secret=secret,
         open=settings.cluster_open,
         peers=parse_addresses(settings.cluster_peers.split(",")),
         discovery=settings.cluster_discovery,
     )
+
+
+def _port(wanted: int, scheme: Literal["quic", "tcp"]) -> int:
+    """The port that is wanted, or a free one where another node of this machine has that."""
+    kind = socket.SOCK_DGRAM if scheme == "quic" else socket.SOCK_STREAM
+    with socket.socket(socket.AF_INET, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, scheme == "tcp")
+        try:
+            probe.bind(("", wanted))
+        except OSError:
+            return free_port(scheme)
+        return wanted or free_port(scheme)
 
 
 def zenoh_config(options: BusOptions, identity: Identity | None, extra: tuple[str, ...] = ()) -> zenoh.Config:

@@ -62,6 +62,9 @@ class FactsGatherer:
         sources: where figures come from.
         interval: seconds between readings.
         clock: the event loop, unless a test brings its own.
+
+    Attributes:
+        life: of the node, made here: new at every start.
     """
 
     def __init__(
@@ -79,9 +82,10 @@ class FactsGatherer:
         self._emit = emit
         self._interval = interval
         self._throttle = Throttle(self._deliver, GAP, clock or asyncio.get_running_loop())
+        self.life = secrets.token_hex(8)
         self._facts = NodeFacts(
             node_id=node_id,
-            life=secrets.token_hex(8),
+            life=self.life,
             sequence=0,
             version=tandem.__version__,
             started=time.time(),

@@ -27,19 +27,20 @@ class PeerLink:
     Args:
         address: `host:port` of its KV port.
         fingerprint: of the model that it must have.
+        node: how this node presents itself, and its deadlines.
 
     Raises:
         ConfigError: the address is not loopback while there is no cluster secret.
     """
 
-    def __init__(self, address: str, fingerprint: Fingerprint, identity: Identity | None, node_id: str) -> None:
+    def __init__(self, address: str, fingerprint: Fingerprint, identity: Identity | None, node: ClientOptions) -> None:
         host, _, port = address.rpartition(":")
         self.address = address
         self.handoff = Handoff(
             (host.strip("[]"), int(port)),
             fingerprint,
             identity=identity,
-            options=ClientOptions(node=node_id),
+            options=node,
         )
         self.rates = RateTable()
         self._bandwidth = FIRST_BANDWIDTH

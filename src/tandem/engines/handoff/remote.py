@@ -20,6 +20,7 @@ from tandem.kv.control import Progress
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.kv.outcome import Outcome
+from tandem.kv.peer import ClientOptions
 from tandem.kv.plan import Wanted
 from tandem.kv.staging import Staging
 from tandem.kv.tls import identity_for
@@ -146,7 +147,7 @@ class RemotePrefills:
         self._fingerprint = fingerprint
         self._wake = wake
         self._checkpoint = checkpoint
-        self._node_id = options.node_id
+        self._node = ClientOptions(node=options.node_id, open=options.cluster_open)
         self._identity = identity_for(options.cluster_secret, options.node_id)
         self._codecs: tuple[CodecCost, ...] = codec_costs(options.kv_codec, layout)
         self._peers: list[PeerLink] = []
@@ -166,7 +167,7 @@ class RemotePrefills:
             peer.handoff.close()
 
     def _link(self, address: str) -> PeerLink:
-        return PeerLink(address, self._fingerprint, self._identity, self._node_id)
+        return PeerLink(address, self._fingerprint, self._identity, self._node)
 
     def consider(
         self, tokens: list[int], held: Any, start: int, here: Here, *, chunk: int
