@@ -31,7 +31,7 @@ BODY: dict[str, Any] = {"model": "default", "messages": [{"role": "user", "conte
 async def running(settings: Settings, *references: str) -> AsyncIterator[tuple[Node, HttpServer, httpx.AsyncClient]]:
     node = Node(settings)
     await node.start()
-    for instance in [await node.launch(reference) for reference in references]:
+    for instance in await node.run_here(references):
         await node.wait_ready(instance, 30)
     server = await serve(node, settings)
     async with httpx.AsyncClient(base_url=server.url, timeout=30) as client:
@@ -219,7 +219,8 @@ async def test_a_runner_that_dies_in_the_middle(settings: Settings) -> None:
 
 async def test_a_model_that_does_not_load(settings: Settings) -> None:
     node = Node(settings)
-    instance = node.launch("sim:fail_at_load=1")
+    await node.start()
+    [instance] = await node.run_here(["sim:fail_at_load=1"])
     with contextlib.suppress(Exception):
         await node.wait_ready(instance, 20)
     server = await serve(node, settings)

@@ -1,0 +1,84 @@
+"""The models on this machine's disks, and those on their way there."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tandem.engines.sim.profile import is_sim_reference
+from tandem.errors import InstanceNotReadyError, NotFoundError
+from tandem.models.store import LocalModel, ModelStore
+
+
+class LocalModels:
+    """The store, as the cluster uses it.
+
+    Args:
+        store: of this machine.
+    """
+
+    def __init__(self, store: ModelStore) -> None:
+        self._store = store
+        self._expected: list[str] = []
+
+    @property
+    def expected(self) -> tuple[str, ...]:
+        """References of models that are being fetched or converted and will be served."""
+        return tuple(self._expected)
+
+    @contextmanager
+    def expecting(self, references: Iterable[str]) -> Iterator[None]:
+        """While the block runs, requests for these models are told to come back instead of that there are none."""
+        added = list(references)
+        self._expected.extend(added)
+        try:
+            yield
+        finally:
+            for reference in added:
+                self._expected.remove(reference)
+
+    def check_expected(self, model: str) -> None:
+        """Raises:
+        InstanceNotReadyError: `model` is one of those that are expected.
+        """
+        wanted = model.lower()
+        for reference in self._expected:
+            card = self._store.cards.get(reference)
+            names = {reference, card.model_id, *card.aliases} if card is not None else {reference}
+            if wanted in {name.lower() for name in names} or (wanted == "default" and len(self._expected) == 1):
+                raise InstanceNotReadyError(
+                    f"{reference} is being fetched or converted; it will answer when it is loaded.", retry_after=5.0
+                )
+
+    async def obtain(self, reference: str) -> LocalModel | str:
+        """Find (or fetch) the model that `reference` names, off the event loop. `sim` references stay as they are.
+
+        Raises:
+            NotFoundError, ModelError: there is no such model, or it could not be fetched or converted.
+        """
+        if is_sim_reference(reference):
+            return reference
+        return await asyncio.to_thread(self._store.obtain, reference)
+
+    def file_of(self, model_id: str, path: str) -> Path:
+        """One file of a complete model on this machine, for another node. Reads the disks.
+
+        Raises:
+            NotFoundError: the model, or in it the file, is not here.
+        """
+        model = self._store.find(model_id)
+        found = (model.path / path).resolve() if model is not None and model.ready else None
+        if model is None or found is None or not found.is_relative_to(model.path.resolve()) or not found.is_file():
+            raise NotFoundError(f"This node has no file {path} of {model_id}.")
+        return found
+
+
+def reference_to(model: LocalModel | str) -> str:
+    """What `obtain` finds the same model by, on this machine and after a restart."""
+    if isinstance(model, str):
+        return model
+    if model.removable or model.source == "packaged":
+        return model.model_id
+    return str(model.origin or model.path)
