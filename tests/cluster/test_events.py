@@ -76,6 +76,18 @@ async def test_a_slow_subscriber_gets_a_gap_and_memory_stays() -> None:
         assert await take(slow, 5) == [Gap(0, 6), *(Indexed(number, joined(number)) for number in range(6, 10))]
 
 
+@pytest.mark.parametrize("start", range(11))
+async def test_a_gap_names_exactly_what_is_missing(start: int) -> None:
+    log = EventLog(capacity=4)
+    for number in range(10):
+        log.append(joined(number))
+    held = [Indexed(number, joined(number)) for number in range(max(start, 6), 10)]
+    async with log.subscribe(start) as subscription:
+        items = await take(subscription, len(held) + (start < 6))
+        assert items == [*([Gap(start, 6)] if start < 6 else []), *held]
+        assert await subscription.next_within(0.001) is None
+
+
 @pytest.mark.parametrize("start", [-3, 99])
 async def test_an_index_of_another_life_is_a_gap_over_everything(start: int) -> None:
     log = EventLog()

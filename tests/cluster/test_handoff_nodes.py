@@ -54,11 +54,6 @@ async def nodes(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tuple
             automatic_links=False,
             cluster_secret="a secret of sixteen",
         )
-            home=tmp_path_factory.mktemp(name),
-            kv_port=port,
-            automatic_links=False,
-            cluster_secret="a secret of sixteen",
-        )
         made.append(Node(settings))
     for node in made:
         await node.start()

@@ -113,9 +113,9 @@ async def test_waiting_for_a_failed_instance_says_why(node: Node) -> None:
 
 async def test_removed_instances_are_gone(node: Node) -> None:
     instance = await node.launch("sim")
-    await node.remove(instance)
+    await node.commands.remove(instance)
     with pytest.raises(NotFoundError):
-        await node.remove(instance)
+        await node.commands.remove(instance)
     with pytest.raises(NotFoundError):
         await node.wait_ready(instance, DEADLINE)
 

@@ -85,6 +85,25 @@ async def test_equal_copies_exchange_no_entries(network: Network, make: Make) ->
     assert network.seen["bytes"] < 100
 
 
+async def test_one_comparison_makes_both_equal_and_both_keep_it(network: Network, make: Make) -> None:
+    a, b = await make("a"), await make("b")
+    await settled([a, b])
+    network.part("a")
+    await a.replica.put(instance("x"))
+    await b.replica.put(instance("y"))
+    network.cuts.clear()
+    assert await a.replica.reconcile("b") == 1
+    final = a.replica.map.entries
+    assert set(final) == {"instance/x", "instance/y"}
+    assert b.replica.map.entries == final
+    for each in (a, b):
+        await each.stop()
+    for each in (a, b):
+        await each.start()
+        assert each.replica.map.entries == final
+        await each.stop()
+
+
 @pytest.mark.parametrize("error", [-DAY, 0, DAY])
 async def test_a_healed_partition_agrees(network: Network, make: Make, error: int) -> None:
     machines = [await make(name, error if name in "ab" else 0) for name in "abcd"]

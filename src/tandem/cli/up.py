@@ -21,6 +21,12 @@ def up(
             show_default=False,
         ),
     ] = None,
+    no_models: Annotated[
+        bool,
+        typer.Option(
+            "--no-models", help="Load no model: serve those of the cluster, and wait for what is placed here."
+        ),
+    ] = False,
     host: HostFlag = None,
     port: PortFlag = None,
     api_key: ApiKeyFlag = None,
@@ -97,4 +103,4 @@ def up(
         )
     from tandem.cli.serving import serve_forever
 
-    serve_forever(settings, models or ["demo"], events=events, verbose=verbose)
+    serve_forever(settings, [] if no_models else models or ["demo"], events=events, verbose=verbose)

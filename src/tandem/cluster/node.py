@@ -12,6 +12,7 @@ import msgspec
 
 from tandem.cluster.bus.config import any_host
 from tandem.cluster.bus.secret import cluster_secret
+from tandem.cluster.commands import Commands
 from tandem.cluster.control import ControlPlane
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import InstanceStatus, LocalInstances
@@ -49,6 +50,7 @@ class Node:
         local: the instances on this machine.
         store, models: what is on its disks, and on its way there.
         control: what is known of the cluster.
+        commands: what can be asked of it.
         client: for speaking to other nodes directly.
     """
 
@@ -61,10 +63,11 @@ class Node:
         self.local = LocalInstances(settings, self.node_id, self.secret)
         self._named_peers: dict[str, tuple[str, ...]] = {}
         self._world: tuple[ClusterState, World] | None = None
-        self._commands: dict[str, Handler] = {}
+        self._handlers: dict[str, Handler] = {}
         self._on_conflict: Callable[[ConfigError], None] = lambda error: None
         self._task: asyncio.Task[None] | None = None
         self.control: ControlPlane
+        self.commands: Commands
         self.client: NodeClient
         self._reconciler: Reconciler
         self._router: Router
@@ -87,11 +90,12 @@ class Node:
         self.control = ControlPlane(
             self.settings, self.node_id, self.secret, on_left=self._left, on_conflict=on_conflict
         )
+        self.commands = Commands(self.control, self.world)
         self._reconciler = Reconciler(self.node_id, self.local, self.models.obtain, self._tell)
         self._router = Router(self.node_id, self.local, self.client, self.world)
         host = any_host().strip("[]") if self.secret or self.settings.cluster_open else "127.0.0.1"
         context = identity.server_context() if identity else None
-        self._port = NodePort(self.node_id, self.local, self.models, self._commands, host, 0, context)
+        self._port = NodePort(self.node_id, self.local, self.models, self._handlers, host, 0, context)
         await self._port.start()
         await self.control.start()
         self.control.facts.set_ports(api_port=None, node_port=self._port.port)
@@ -118,7 +122,7 @@ class Node:
 
     def answer_to(self, command: str, handler: Handler) -> None:
         """Let other nodes have `command` done here."""
-        self._commands[command] = handler
+        self._handlers[command] = handler
 
     def _left(self, gone: str) -> None:
         self.client.lost(gone, "it left the cluster")
@@ -176,25 +180,6 @@ class Node:
             self._world = (state, world)
         return self._world[1]
 
-    async def create(self, intent: InstanceIntent) -> InstanceIntent:
-        """Have the cluster run this instance. Its nodes begin when they hear of it.
-
-        Raises:
-            InvalidRequestError, PayloadTooLargeError: the intent cannot travel.
-        """
-        await self.control.intents.put(intent)
-        return intent
-
-    async def remove(self, instance_id: str) -> None:
-        """Have the cluster stop this instance, wherever it runs.
-
-        Raises:
-            NotFoundError: there is no such instance.
-        """
-        if instance_id not in self.control.state.instances:
-            raise NotFoundError(f"There is no instance {instance_id}. GET /health lists them.")
-        await self.control.intents.remove(f"instance/{instance_id}")
-
     async def launch(self, model: LocalModel | str, **options: Any) -> str:
         """Have this machine run one more instance of a model.
 
@@ -206,7 +191,7 @@ class Node:
             The instance's id.
         """
         intent = instance_here(self.node_id, model, str(uuid.uuid4()))
-        await self.create(msgspec.structs.replace(intent, options=options))
+        await self.commands.create(msgspec.structs.replace(intent, options=options))
         return intent.instance_id
 
     async def run_here(self, models: Iterable[LocalModel | str]) -> list[str]:
@@ -222,9 +207,10 @@ class Node:
             instance_id = str(uuid.uuid5(BOUND, f"{self.node_id}/{reference}/{count}"))
             wanted[instance_id] = msgspec.structs.replace(instance_here(self.node_id, model, instance_id), bound=True)
         for instance_id in self._bound() - wanted.keys():
-            await self.remove(instance_id)
+            await self.commands.remove(instance_id)
         for intent in wanted.values():
-            await self.create(intent)
+            # Not `create`: it may be there from an earlier process.
+            await self.control.intents.put(intent)
         return list(wanted)
 
     def _bound(self) -> set[str]:
