@@ -100,8 +100,11 @@ class HumanAnnouncer:
             row("" if number else "models" if len(instances) > 1 else "model", _line(status))
             if status.kv_address:
                 row("", f"reads prompts for others at {_kv_port(status)}")
-        row("try", _curl(url, instances[0].model_id, needs_key))
-        row("or", f"{command_name()} chat{_port_flag(url)}")
+        if not instances:
+            row("model", "none here; the cluster's are served")
+        else:
+            row("try", _curl(url, instances[0].model_id, needs_key))
+            row("or", f"{command_name()} chat{_port_flag(url)}")
         row("stop", "Ctrl-C")
         console.print()
         sys.stdout.flush()

@@ -75,7 +75,7 @@ class _Serving:
             node.serves_at(server.port)
             self._announcer.listening(server.url)
             if await self._unless_stopped(self._load(node)):
-                self._announcer.ready(server.url, node.instances(), bool(self._settings.api_key))
+                self._announcer.ready(server.url, node.local.instances(), bool(self._settings.api_key))
                 # While models load, the view says what fails; from now on only the log does.
                 _set_log_level(logging.INFO if self._verbose else logging.WARNING)
                 # What is here now stays for good: the collector need not walk it again under load.
