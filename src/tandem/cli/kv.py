@@ -90,8 +90,8 @@ def _print(model: str, dtype: str, digest: str, layout: Layout) -> None:
         facts.add_row("windows, once they are full", human_bytes(window_bytes(layout)))
     if layout.state_bytes:
         facts.add_row("states, whatever the length", human_bytes(layout.state_bytes))
-    facts.add_row("fingerprint", digest)
     console.print(facts)
+    console.print(f"fingerprint {digest}", highlight=False, soft_wrap=True)
     moved = Table(title="A prompt's hand-off, uncompressed, in seconds", title_justify="left")
     moved.add_column("tokens", justify="right")
     moved.add_column("size", justify="right")

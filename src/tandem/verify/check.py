@@ -124,7 +124,7 @@ class Verifier:
         result = CaseResult(
             case.name, len(tokens), held.length, exact, arrived.figures, layers, logits, answers, divergence
         )
-        return replace(result, reason=_reason(result, arrived.remark))
+        return replace(result, reason=_reason(result, arrived.remark, ROUNDING[bench.dtype]))
 
     def _bounds(self, *, exact: bool) -> Bounds:
         if exact:
@@ -253,10 +253,18 @@ def _broken(case: Case, length: int, error: HandoffError) -> CaseResult:
     )
 
 
-def _reason(result: CaseResult, remark: str) -> str:
+def _reason(result: CaseResult, remark: str, rounding: Rounding) -> str:
     if result.first_divergence is not None:
-        kind = "every bit should be equal" if result.exact else "more than rounding explains"
-        return f"{result.first_divergence} differs; {kind}"
+        if not result.exact:
+            return f"{result.first_divergence}: more than rounding explains"
+        logits, tokens = result.logits, result.tokens
+        hint = ""
+        if logits and logits.max_abs <= rounding.logits and tokens and tokens.equal:
+            hint = (
+                ", and logits and answer are within rounding. If the other side computes in other chunks or on another "
+                "processor, say so with --chunk or --tolerance"
+            )
+        return f"{result.first_divergence}: every bit should be equal{hint}"
     if result.tokens is not None and result.tokens.tie:
         position = result.tokens.first_divergence
         return f"the answers part at token {position}, where two tokens are equally likely within rounding"
