@@ -42,7 +42,7 @@ class Rounding(NamedTuple):
 
 
 ROUNDING = {
-    "float32": Rounding(2e-3, 1e-3),
+    "float32": Rounding(1e-3, 1e-3),
     "float16": Rounding(0.25, 5e-2),
     "bfloat16": Rounding(1.0, 0.2),
 }
