@@ -9,6 +9,7 @@ from typing import Any
 
 import psutil
 import pytest
+from engines import tiny
 
 from tandem.verify.side import Address
 
@@ -44,6 +45,19 @@ def test_for_people(tandem: Command, tiny_folder: Callable[[str], Path]) -> None
     assert "PASSED: 9 cases" in ran.out
     assert "warm server 293" in ran.out
     assert "comparing llama" in ran.err
+
+
+def test_a_quantised_cache(tandem: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packed entries, scales and biases travel as they are; rounding moves an entry by a step at most."""
+    monkeypatch.setenv("TANDEM_KV_BITS", "8")
+    folder = tiny.build("llama", tmp_path / "wide", head_dim=64)
+    ran = tandem("verify", str(folder), *QUICK, "--length", "300", "--json")
+    assert ran.status == 0, ran.err
+    cold, *warm = ran.report["cases"]
+    assert cold["exact"]
+    assert [part["part"] for part in cold["layers"][0]["parts"]][:3] == ["keys.packed", "keys.scales", "keys.biases"]
+    packed = [part for case in warm for layer in case["layers"] for part in layer["parts"] if "packed" in part["part"]]
+    assert all(part["max_abs"] <= 1 for part in packed)
 
 
 def test_a_node_with_another_secret(

@@ -87,6 +87,15 @@ def test_what_is_no_number_is_wrong() -> None:
     assert compare_logits(ours[0, 0], theirs[0, 1]) == (math.inf, False)
 
 
+def test_packed_entries_are_compared_in_steps() -> None:
+    ours = np.full((1, 3, 2), 0x04030201, np.uint32)
+    theirs = ours.copy()
+    theirs[0, 2, 1] += 2 << 16
+    found = compare_arrays("keys.packed", ours, theirs, BITS, start=0, axis=1, bits=8)
+    assert (found.first, found.max_abs) == (2, 2.0)
+    assert compare_arrays("keys.packed", ours, theirs, ROUNDED, start=0, axis=1, bits=8).first is None
+
+
 def test_answers() -> None:
     assert compare_answers([1, 2, 3], [1, 2, 3]) is None
     assert compare_answers([1, 2, 3], [1, 9, 3]) == 1

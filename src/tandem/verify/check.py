@@ -47,6 +47,8 @@ ROUNDING = {
     "bfloat16": Rounding(1.0, 0.2),
 }
 """By the dtype of the weights. Only where a prefix hit on either side cuts the prompt into other chunks."""
+QUANTISED = {8: 16.0, 4: 256.0}
+"""How many times that for a cache in so many bits, where rounding may move an entry by a whole step."""
 
 
 class _Arrived(NamedTuple):
@@ -124,12 +126,12 @@ class Verifier:
         result = CaseResult(
             case.name, len(tokens), held.length, exact, arrived.figures, layers, logits, answers, divergence
         )
-        return replace(result, reason=_reason(result, arrived.remark, ROUNDING[bench.dtype]))
+        return replace(result, reason=_reason(result, arrived.remark, rounding_of(bench)))
 
     def _bounds(self, *, exact: bool) -> Bounds:
         if exact:
             return Bounds(True, self._tolerance, self._tolerance)
-        rounding = ROUNDING[self._bench.dtype]
+        rounding = rounding_of(self._bench)
         return Bounds(False, max(rounding.entries, self._tolerance), max(rounding.logits, self._tolerance))
 
     # ------------------------------------------------------------------------------------------------- the hand-offs
@@ -205,7 +207,7 @@ class Verifier:
                 ]
             else:
                 parts = [
-                    compare_arrays(spec.name, ours, theirs, bounds, start=span.start, axis=1)
+                    compare_arrays(spec.name, ours, theirs, bounds, start=span.start, axis=1, bits=layer.bits)
                     for span in layer.held(end)
                     for spec, ours, theirs in zip(
                         layer.parts,
@@ -217,6 +219,14 @@ class Verifier:
             if parts:
                 found.append(LayerDifference(index, layer.kind, tuple(parts)))
         return tuple(found)
+
+
+def rounding_of(bench: Workbench) -> Rounding:
+    """What rounding may do to this model."""
+    bits = {layer.bits for layer in bench.layout.layers if layer.bits}
+    factor = max((QUANTISED.get(one, QUANTISED[4]) for one in bits), default=1.0)
+    rounding = ROUNDING[bench.dtype]
+    return Rounding(rounding.logits * factor, rounding.entries * factor)
 
 
 def _note(told: Progress, seen: set[int]) -> None:

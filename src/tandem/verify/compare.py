@@ -70,19 +70,22 @@ class LayerDifference:
 
 
 def compare_arrays(
-    part: str, ours: Array, theirs: Array, bounds: Bounds, *, start: int, axis: int | None
+    part: str, ours: Array, theirs: Array, bounds: Bounds, *, start: int, axis: int | None, bits: int = 0
 ) -> Difference:
     """Compare what was computed here with what was handed over.
 
     Args:
         start: the first token, or the number of tokens that a state stands for.
         axis: of the tokens; None for a state.
+        bits: of the steps that whole numbers are packed from; differences are counted in steps then.
     """
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         return Difference(part, math.inf, math.inf, 0.0, False, start)
     if _same_bits(ours, theirs):
         return Difference(part, 0.0, 0.0, 1.0, True, None)
     is_float = ours.dtype.kind == "f"
+    if not is_float and bits in (2, 4, 8):
+        ours, theirs = _steps(ours, bits), _steps(theirs, bits)
     with np.errstate(all="ignore"):
         left, right = ours.astype(np.float64), theirs.astype(np.float64)
         apart = np.nan_to_num(np.abs(left - right), nan=math.inf, posinf=math.inf)
@@ -108,6 +111,13 @@ def compare_logits(ours: npt.NDArray[np.float32], theirs: npt.NDArray[np.float32
     with np.errstate(all="ignore"):
         apart = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
     return float(np.nan_to_num(apart, nan=math.inf, posinf=math.inf).max()), False
+
+
+def _steps(packed: Array, bits: int) -> Array:
+    """The steps in whole numbers that hold several of them, along the last axis."""
+    shifts = np.arange(0, packed.itemsize * 8, bits, dtype=packed.dtype)
+    steps: Array = (packed[..., None] >> shifts) & packed.dtype.type((1 << bits) - 1)
+    return steps.reshape(*packed.shape[:-1], -1)
 
 
 def _bytes_of(array: Array) -> npt.NDArray[np.uint8]:
