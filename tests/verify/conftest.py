@@ -2,8 +2,9 @@ from __future__ import annotations
 
 from tandem.engines.mlx import blas
 
-blas.load()  # before anything imports mlx
+BLAS = blas.load()  # before anything imports mlx
 
+import ctypes  # noqa: E402
 import json  # noqa: E402
 import subprocess  # noqa: E402
 import sys  # noqa: E402
@@ -40,6 +41,19 @@ class Ran:
 
 
 Command = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _equal_threads() -> Iterator[None]:
+    """As many BLAS threads here as in the processes that tests start: with others, sums are added up in other pieces.
+
+    Other tests' conftest may have changed the environment after this process loaded its BLAS.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
+        if BLAS.library is not None:
+            ctypes.CDLL(BLAS.library).openblas_set_num_threads(1)
+        yield
 
 
 @pytest.fixture
