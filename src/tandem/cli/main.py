@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import chat, doctor, models, run, up
+from tandem.cli import chat, doctor, kv, models, run, up, verify
 from tandem.cli.failure import INTERRUPTED, describe_failure
 from tandem.cli.lazy import lazy_group
 
@@ -25,6 +25,8 @@ app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")
 app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
+app.add_typer(kv.app, name="kv")
 app.add_typer(
     typer.Typer(
         cls=lazy_group("tandem.bench.cli", "app"),

@@ -98,6 +98,16 @@ def put_entries(cache: Any, entries: Sequence[Entries], end: int) -> None:
     cache.offset = end
 
 
+def straighten(cache: Any) -> None:
+    """Put what a *window* cache holds into the order of its tokens.
+
+    Single tokens are written round a ring. Attention over a ring that begins elsewhere adds the same numbers up in
+    another order, so that its last bits would depend on where the entries came from.
+    """
+    cache.keys, cache.values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
+    cache._idx = cache.keys.shape[2]
+
+
 def take_state(cache: Any) -> Any:
     """A copy of a *state* cache's whole state, not evaluated yet."""
     return _copy_state(cache.state)
