@@ -182,7 +182,10 @@ class Session:
             task.add_done_callback(self._reopening.discard)
 
     def _open_now(self) -> None:
-        session = zenoh.open(zenoh_config(self.options, self._identity, self._extra))
+        try:
+            session = zenoh.open(zenoh_config(self.options, self._identity, self._extra))
+        except zenoh.ZError:
+            session = zenoh.open(zenoh_config(self.options, self._identity, self._extra, ipv6=False))
         # Without a close the interpreter hangs in its exit.
         atexit.register(self._close_now)
         listener = session.info.declare_link_events_listener(zenoh.handlers.FifoChannel(1024), history=True)
