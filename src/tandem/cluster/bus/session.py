@@ -21,8 +21,8 @@ from tandem.kv.tls import identity_for
 
 CLOSE_DEADLINE = 10.0
 """Longest wait for zenoh to close, in seconds; usually milliseconds."""
-RETRY = 1.0
-"""Seconds between attempts to open anew."""
+RETRY, RETRY_LONGEST = 0.1, 2.0
+"""Seconds between attempts to open anew, doubling; a port may take a moment until it is free again."""
 _log = logging.getLogger(__name__)
 
 
@@ -129,6 +129,7 @@ class Session:
             self._extra = tuple(dict.fromkeys([*endpoints, *self._extra]))[:64]
             _log.info("opening the cluster's session anew: %s", reason)
             await asyncio.to_thread(self._close_now)
+            wait = RETRY
             while not self._closed:
                 self._on_reopened(reason)
                 try:
@@ -136,7 +137,8 @@ class Session:
                     return
                 except zenoh.ZError as error:
                     _log.warning("the cluster's session cannot be opened, trying again: %s", error)
-                    await asyncio.sleep(RETRY)
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, RETRY_LONGEST)
 
     async def declare(self, make: Declare) -> Declaration:
         """Declare now and on every later session."""
