@@ -58,12 +58,12 @@ class Watch(threading.Thread):
         super().__init__(name="tandem-addresses", daemon=True)
         self._changed = changed
         self._clock = clock
-        self._stop = threading.Event()
+        self._ending = threading.Event()
         self._known = addresses()
 
     def run(self) -> None:
         last = self._clock()
-        while not self._stop.wait(INTERVAL):
+        while not self._ending.wait(INTERVAL):
             gap, last = self._clock() - last - INTERVAL, self._clock()
             now = addresses()
             if now != self._known:
@@ -76,6 +76,6 @@ class Watch(threading.Thread):
 
     def stop(self) -> None:
         """End the thread; returns when it has ended."""
-        self._stop.set()
+        self._ending.set()
         if self.is_alive():
             self.join(timeout=5 * INTERVAL)
