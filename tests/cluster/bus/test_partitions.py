@@ -6,16 +6,15 @@ import os
 
 import pytest
 
-from tests.cluster.bus.nodes import Nodes, meet
-from tests.cluster.bus.test_machines import PORT, SCHEMES, options
+from tests.cluster.bus.nodes import SECRET, Nodes, meet
+from tests.cluster.bus.test_machines import LONG, PORT, QUIC, SCHEMES, TCP, options
 from tests.cluster.netns import Network
 
-LONG = pytest.mark.skipif(
-    not os.environ.get("TANDEM_LONG_FAULTS"), reason="minutes of faults: set TANDEM_LONG_FAULTS=1 to run them"
-)
+SECONDS = 20 if os.environ.get("TANDEM_LONG_FAULTS") else 5
+"""How long the partition lasts after all have noticed it."""
 
 
-@SCHEMES
+@QUIC
 def test_a_partition_heals(network: Network, nodes: Nodes, secret: str) -> None:
     machines = [network.machine(name) for name in ("n1", "n2", "n3")]
     one, two, three = started = [nodes.start(machine.name, machine, **options(secret)) for machine in machines]
@@ -26,8 +25,8 @@ def test_a_partition_heals(network: Network, nodes: Nodes, secret: str) -> None:
     cut = one.do("report")
     for node, other in ((one, "n2"), (one, "n3"), (two, "n1"), (three, "n1")):
         node.wait("left", 15.0, node_id=other, after=cut, reason="unreachable")
-    # Ten seconds of messages on the other side of the cut.
-    count = three.report()["numbers"]["n2"]["count"] // 100 * 100 + 2000
+    # That long a stream of messages on the other side of the cut.
+    count = three.report()["numbers"]["n2"]["count"] // 100 * 100 + 200 * SECONDS
     three.wait("counted", 30.0, node="n2", count=count)
     network.partition()
     healed = one.do("report")
@@ -39,7 +38,7 @@ def test_a_partition_heals(network: Network, nodes: Nodes, secret: str) -> None:
     assert (numbers["lost"], numbers["disordered"]) == (0, 0)
 
 
-@SCHEMES
+@TCP
 def test_a_cut_between_two_of_three_heals_without_multicast(network: Network, nodes: Nodes, secret: str) -> None:
     """Neither of the two dials the other by itself: the third tells them of each other."""
     machines = [network.machine(name) for name in ("n1", "n2", "n3")]
@@ -63,7 +62,7 @@ def test_a_cut_between_two_of_three_heals_without_multicast(network: Network, no
 
 def test_a_slow_cable_carries_large_messages(network: Network, nodes: Nodes) -> None:
     machines = [network.machine(name) for name in ("n1", "n2")]
-    one, two = [nodes.start(machine.name, machine, **options("a secret of the test's own")) for machine in machines]
+    one, two = [nodes.start(machine.name, machine, **options(SECRET)) for machine in machines]
     meet([one, two])
     machines[1].rate(20)
     answer = one.ask("n2", "echo", "x", repeat=1_000_000, deadline=20.0)
@@ -105,7 +104,7 @@ def test_cables_pulled_again_and_again(network: Network, nodes: Nodes, secret: s
 @pytest.mark.timeout(900)
 def test_restarts_again_and_again(network: Network, nodes: Nodes) -> None:
     machines = [network.machine(f"n{number}") for number in range(1, 5)]
-    settings = options("a secret of the test's own")
+    settings = options(SECRET)
     started = [nodes.start(machine.name, machine, **settings) for machine in machines]
     meet(started)
     for turn in range(12):
