@@ -7,16 +7,15 @@ import json
 import socket
 import struct
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from tandem.cluster.bus import addresses, messages
 from tandem.cluster.bus.bus import Bus
 from tandem.cluster.bus.config import BusOptions, free_port, options_from, zenoh_config
-from tandem.cluster.bus.linger import switch_linger_off
 from tandem.cluster.bus.messages import Message, Subscription
 from tandem.cluster.bus.probe import answers
+from tandem.cluster.bus.sockets import release_udp_port, switch_linger_off
 from tandem.config import Settings
 from tandem.errors import ConfigError, PayloadTooLargeError, QueueFullError, UnavailableError
 
@@ -74,13 +73,27 @@ def test_lingering_is_switched_off_where_it_was_on() -> None:
             one.close()
 
 
+def test_a_left_listener_gives_its_port_up() -> None:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as left,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as new,
+    ):
+        left.bind(("127.0.0.1", 0))
+        port = left.getsockname()[1]
+        with pytest.raises(OSError, match="in use"):
+            new.bind(("127.0.0.1", port))
+        assert release_udp_port(port) == 1
+        new.bind(("127.0.0.1", port))
+        assert left.getsockname()[1] == 0
+
+
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Addresses that a test decides upon, looked at often."""
     current = ["10.0.0.1"]
     monkeypatch.setattr(addresses, "INTERVAL", 0.01)
     monkeypatch.setattr(addresses, "addresses", lambda: frozenset(current))
-    yield current
+    return current
 
 
 def test_new_addresses_are_noticed_and_missing_ones_are_not_news(quick: list[str]) -> None:
@@ -141,9 +154,10 @@ def test_what_is_too_large_too_much_or_too_late_is_refused(monkeypatch: pytest.M
                 bus.publish("a*b", b"")
             # Nothing is sent while no session is open, so that the queue fills.
             await asyncio.to_thread(bus.session._close_now)
+            for _ in range(64):
+                bus.publish("topic", b"x" * (1 << 20))
             with pytest.raises(QueueFullError):
-                for _ in range(100):
-                    bus.publish("topic", b"x" * (1 << 20))
+                bus.publish("topic", b"x" * (2 << 20))
             await bus.session.reopen("the test closed it")
         with pytest.raises(UnavailableError):
             bus.publish("topic", b"")

@@ -14,8 +14,8 @@ import zenoh
 
 from tandem.cluster.bus.addresses import Watch
 from tandem.cluster.bus.config import BusOptions, zenoh_config
-from tandem.cluster.bus.linger import switch_linger_off
 from tandem.cluster.bus.pump import pump
+from tandem.cluster.bus.sockets import release_udp_port, switch_linger_off
 from tandem.errors import ConfigError
 from tandem.kv.tls import identity_for
 
@@ -138,6 +138,8 @@ class Session:
                 except zenoh.ZError as error:
                     _log.warning("the cluster's session cannot be opened, trying again: %s", error)
                     await asyncio.sleep(wait)
+                    if self.options.scheme == "quic" and release_udp_port(self.options.port):
+                        _log.info("port %d was still held by the closed session", self.options.port)
                     wait = min(2 * wait, RETRY_LONGEST)
 
     async def declare(self, make: Declare) -> Declaration:
