@@ -13,13 +13,9 @@ from typing import Any
 
 from tandem.cli.loading import interruptible, obtain, show_loading
 from tandem.cli.progress import progress_view
-<<<<<<< HEAD
+from tandem.cluster.background import LoopThread
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import LocalInstances
-=======
-from tandem.cluster.background import LoopThread
-from tandem.cluster.node import Node
->>>>>>> h_verify
 from tandem.config import Settings
 from tandem.errors import TandemError
 from tandem.models.store import ModelStore
@@ -33,13 +29,8 @@ def local_answerer(settings: Settings, reference: str) -> Iterator[LocalAnswerer
     Raises:
         TandemError: it cannot be obtained or loaded.
     """
-<<<<<<< HEAD
-    with _LoopThread() as loop:
-        instances = LocalInstances(settings, node_id(settings.home))
-=======
     with LoopThread() as loop:
-        node = Node(settings)
->>>>>>> h_verify
+        instances = LocalInstances(settings, node_id(settings.home))
         try:
             with progress_view() as view:
                 with interruptible() as interrupted:
@@ -59,11 +50,7 @@ async def _launch(instances: LocalInstances, model: Any) -> str:
 class LocalAnswerer:
     """Answers from one instance."""
 
-<<<<<<< HEAD
-    def __init__(self, loop: _LoopThread, instances: LocalInstances, instance_id: str) -> None:
-=======
-    def __init__(self, loop: LoopThread, node: Node) -> None:
->>>>>>> h_verify
+    def __init__(self, loop: LoopThread, instances: LocalInstances, instance_id: str) -> None:
         self._loop = loop
         self._instances = instances
         self._instance_id = instance_id

@@ -7,14 +7,16 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from tandem.cluster.background import LoopThread
-from tandem.cluster.node import Node
+from tandem.cluster.bus.secret import cluster_secret
+from tandem.cluster.identity import node_id
+from tandem.cluster.instances import LocalInstances
 from tandem.config import Settings
 from tandem.errors import ConfigError, UnsupportedError
 from tandem.models.store import LocalModel
 
 Address: TypeAlias = tuple[str, int]
-Wait: TypeAlias = Callable[[Node, str], Coroutine[Any, Any, None]]
-"""Waits on the node's loop until the instance is ready."""
+Wait: TypeAlias = Callable[[LocalInstances, str], Coroutine[Any, Any, None]]
+"""Waits on the loop until the instance is ready."""
 
 
 @contextmanager
@@ -30,7 +32,7 @@ def prefill_runner(settings: Settings, model: LocalModel, chunk: int, wait: Wait
     changes = {"kv_host": "127.0.0.1", "kv_port": 0, "prefill_peers": "", "prefill_chunk": chunk}
     if not settings.prefix_cache_bytes:
         changes["prefix_cache_bytes"] = -1  # a warm server needs one
-    node = Node(settings.model_copy(update=changes))
+    node = LocalInstances(settings.model_copy(update=changes), node_id(settings.home), cluster_secret(settings))
     with LoopThread() as loop:
         try:
             instance = loop.call(_launch(node, model))
@@ -47,7 +49,7 @@ def prefill_runner(settings: Settings, model: LocalModel, chunk: int, wait: Wait
             loop.call(node.stop())
 
 
-async def _launch(node: Node, model: LocalModel) -> str:
+async def _launch(node: LocalInstances, model: LocalModel) -> str:
     return node.launch(model)
 
 

@@ -179,6 +179,9 @@ class Roster:
         for node_id, life in list(self.joined.items()):
             if (reason := self._ended(node_id, life, now)) is not None:
                 del self.joined[node_id]
+                if reason == "restarted":
+                    # It would be the older of two otherwise, and come back.
+                    self._lives[node_id, life].heard = float("-inf")
                 events.append(Left(node_id, life, reason))
         for (node_id, life), known in sorted(self._lives.items(), key=lambda item: -self._age(item[1], now)):
             if node_id not in self.joined and node_id != self.node_id and known.alive(now) and known.token:

@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 from tandem.engines.base import EngineOptions, LoadProgress
 from tandem.engines.mlx.cache_kinds import leaves, take_entries
-from tandem.engines.mlx.engine import CPU_PREFILL_CHUNK, GPU_PREFILL_CHUNK
 from tandem.engines.mlx.exchange import commit
 from tandem.engines.mlx.handoffs import CHECKPOINT_TOKENS
 from tandem.engines.mlx.identity import fingerprint_of
 from tandem.engines.mlx.layout import layout_of, named_parts, state_arrays
 from tandem.engines.mlx.load import load, on_accelerator
+from tandem.engines.mlx.pace import CPU_PREFILL_CHUNK, GPU_PREFILL_CHUNK
 from tandem.engines.mlx.prefill import Prefill, chunk_end
 from tandem.engines.mlx.prefix_cache import PrefixCache
 from tandem.kv.dtypes import Array
