@@ -79,7 +79,7 @@ class DoubleNode:
     def reset(self) -> None:
         self.node_id = "node-of-the-double"
         self.play: Callable[[GenerationRequest], Iterable[Step]] = hello
-        self.state = "ready"
+        self.runner_state = "ready"
         self.error: str | None = None
         self.cards = [card()]
         self.full_after: int | None = None
@@ -111,7 +111,7 @@ class DoubleNode:
                 instance_id=f"instance-of-{card.model_id}",
                 model_id=card.model_id,
                 card=card,
-                state=self.state,  # type: ignore[arg-type]
+                state=self.runner_state,  # type: ignore[arg-type]
                 error=self.error,
                 info=ModelInfo(card.model_id, "sim", "sim", 2048, 1000, "float32"),
                 load=EngineLoad(waiting=1, prefilling=2, decoding=self.open, steps=17),
@@ -140,8 +140,8 @@ class DoubleNode:
         if model.lower() not in names and not (model == "default" and len(self.cards) == 1):
             served = ", ".join(card.model_id for card in self.cards)
             raise NotFoundError(f"No instance serves the model '{model}'. This node serves {served}.", param="model")
-        if self.state != "ready":
-            raise InstanceNotReadyError(f"The model is {self.state}.", retry_after=2.5)
+        if self.runner_state != "ready":
+            raise InstanceNotReadyError(f"The model is {self.runner_state}.", retry_after=2.5)
         if self.full_after is not None and self.open >= self.full_after:
             raise QueueFullError("Too many requests are waiting.", retry_after=3)
         self.requests.append(request)

@@ -220,14 +220,23 @@ def _nodes(preview: Preview) -> list[str]:
 
 
 def _preview_json(preview: Preview) -> dict[str, Any]:
+    """exo's fields, with `nodes`, and `plan` where an instance is worked out and cannot be created in this version."""
+    plan = None if preview.instance is None else camel(instance_json(preview.instance))
+    error = preview.error
+    if preview.instance is not None and len(preview.instance.shards) > 1:
+        error = (
+            f"It would fit on {preview.nodes} nodes, but running one instance over several nodes comes in a later "
+            "version. Choose a preview on one node."
+        )
     return {
         "model_id": preview.model_id,
         "sharding": preview.sharding,
         "instance_meta": preview.meta,
-        "instance": None if preview.instance is None else camel(instance_json(preview.instance)),
-        "memory_delta_by_node": preview.memory_delta_by_node,
-        "error": preview.error,
+        "instance": plan if error is None else None,
+        "memory_delta_by_node": preview.memory_delta_by_node if error is None else None,
+        "error": error,
         "nodes": _nodes(preview),
+        "plan": plan if error is not None else None,
     }
 
 

@@ -115,6 +115,7 @@ class PreviewObject(Answer):
     memory_delta_by_node: dict[str, int] | None
     error: str | None
     nodes: list[str]
+    plan: dict[str, Any] | None
 
 
 class Previews(BaseModel):
