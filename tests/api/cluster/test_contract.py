@@ -96,9 +96,7 @@ async def test_a_whole_bench(left: Served, right: Served) -> None:
             status = await state(http, f"runners/{runner}")
             assert status["RunnerReady"]["prefillServerPort"] > 0
         for node_id in nodes:
-            await left.until(
-                lambda node_id=node_id: any(one.info for one in left.node.world().nodes[node_id].runners)
-            )
+            await left.until(lambda node_id=node_id: any(one.info for one in left.node.world().nodes[node_id].runners))
             downloads = await state(http, f"downloads/{node_id}")
             complete = [one["DownloadCompleted"] for one in downloads if "DownloadCompleted" in one]
             assert {inner(one["shardMetadata"])["modelCard"]["modelId"] for one in complete} == {"bench/tiny"}
