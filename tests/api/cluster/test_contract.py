@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ..helpers import parse_sse
+from api.helpers import parse_sse
+
 from .nodes import Served
 
 pytestmark = pytest.mark.anyio

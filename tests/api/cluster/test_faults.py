@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from api.helpers import error_of, parse_sse, stream
 from tandem.api.cluster.state import MOST_EVENTS
 from tandem.cluster.bus.config import free_port
 from tandem.cluster.reconciler import instance_here
 from tandem.models.cards import ModelCard, builtin_cards
 
-from ..helpers import error_of, parse_sse, stream
 from .nodes import Served, killable, serving, settings_for
 
 pytestmark = pytest.mark.anyio

@@ -12,12 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
+from api.helpers import error_of
 from tandem.api.cluster import state as routes
 from tandem.cluster.bus.config import free_port
 from tandem.cluster.events import EventLog
 from tandem.models.cards import ModelCard
 
-from ..helpers import error_of
 from .nodes import Served, serving, settings_for
 
 pytestmark = pytest.mark.anyio
@@ -156,7 +156,8 @@ async def test_silence_is_filled(left: Served, monkeypatch: pytest.MonkeyPatch) 
 async def test_followers_end_with_the_server(tmp_path: Path) -> None:
     """They have no end of their own, and would hold the server up."""
     async with (
-        serving(settings_for(tmp_path / "alone", free_port("tcp"))) as alone, asyncio.timeout(20),
+        serving(settings_for(tmp_path / "alone", free_port("tcp"))) as alone,
+        asyncio.timeout(20),
         alone.http.stream("GET", "/events?follow=true") as events,
         alone.http.stream("GET", "/instance/await?model_id=never&timeout_seconds=0") as waiting,
     ):
