@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import chat, doctor, kv, models, run, up, verify
+from tandem.cli import chat, demo, doctor, kv, models, run, up, verify
 from tandem.cli.failure import INTERRUPTED, describe_failure
 from tandem.cli.lazy import lazy_group
 
@@ -20,6 +20,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command("demo")(demo.demo)
 app.command("up")(up.up)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
