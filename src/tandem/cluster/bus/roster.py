@@ -210,6 +210,10 @@ class Roster:
         found = {node_id: self._lives[node_id, life].beat for node_id, life in self.joined.items()}
         return {node_id: beat for node_id, beat in found.items() if beat is not None}
 
+    def heard(self) -> dict[str, float]:
+        """When each node that is there was heard last, on the clock of the other calls."""
+        return {node_id: self._lives[node_id, life].heard for node_id, life in self.joined.items()}
+
     def unlinked(self, now: float) -> dict[Key, tuple[str, ...]]:
         """Lives that joined nodes see alive and this side does not, with their endpoints."""
         found: dict[Key, tuple[str, ...]] = {}
