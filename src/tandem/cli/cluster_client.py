@@ -82,9 +82,8 @@ class ClusterClient:
                 if instance["state"] == "ready":
                     missing.discard(instance["instance_id"])
             if missing and time.monotonic() > end:
-                raise DeadlineError(
-                    f"{', '.join(sorted(missing))} is not ready after {deadline:g} s. `tandem status` shows how far it is."
-                )
+                names = ", ".join(sorted(missing))
+                raise DeadlineError(f"{names} is not ready after {deadline:g} s. See `tandem status`.")
             if missing:
                 time.sleep(POLL_SECONDS)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tandem.errors import InvalidRequestError, NotFoundError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class ClusterView:
         return _only(found, "link", wanted, "`tandem links` lists them.")
 
 
-def _only(found: list[Any], what: str, wanted: str, hint: str) -> Any:
+def _only(found: list[T], what: str, wanted: str, hint: str) -> T:
     if not found:
         raise NotFoundError(f"There is no {what} {wanted!r}. {hint}")
     if len(found) > 1:
@@ -119,7 +121,9 @@ def view_of(state: Mapping[str, Any], health: Iterable[Mapping[str, Any]], links
     known = {str(one["instance_id"]): one for one in health}
     nodes = sorted((_node(node_id, state) for node_id in ids), key=lambda node: (node.name, node.node_id))
     instances = (_instance(tag, one, known) for wrapped in state["instances"].values() for tag, one in wrapped.items())
-    return ClusterView(tuple(nodes), tuple(sorted(instances, key=lambda one: (one.model_id, one.instance_id))), links_of(links))
+    return ClusterView(
+        tuple(nodes), tuple(sorted(instances, key=lambda one: (one.model_id, one.instance_id))), links_of(links)
+    )
 
 
 def links_of(links: Iterable[Mapping[str, Any]]) -> tuple[LinkView, ...]:

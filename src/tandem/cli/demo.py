@@ -24,22 +24,6 @@ READER, WRITER = "reader", "writer"
 LINK_SECONDS = 30.0
 """For the nodes to see each other, and for the link to lead somewhere."""
 MAX_TOKENS = 64
-QUESTION = """Summarise this text in one sentence.
-
-A language model works in two phases. First it reads the prompt: all of its tokens pass through the network at once, and \
-for every layer the keys and values of every token are kept, so that later tokens can look back at them. This is called \
-prefill. It is limited by how fast the machine multiplies matrices. Then the model writes the answer, one token after \
-the other. This is called decode. For each token all weights have to be read from memory once, while little is computed, \
-so that it is limited by how fast the machine's memory is. Few machines are good at both. A graphics card or a small \
-computer with a strong accelerator computes much, but its memory may be slow or small. A desktop computer with wide, \
-fast memory writes quickly, but a long prompt keeps it busy for minutes before the first word of the answer appears. \
-If both stand on the same desk, each can do what it is good at: the first machine reads the prompt, and the second one \
-writes the answer. What has to travel between them is the cache of keys and values. It is large, some ten or hundred \
-kilobytes for each token, but it need not travel at the end. While the first machine computes the next part of the \
-prompt, the part before it is already on its way over the network. If the network is fast enough, the second machine \
-begins to write almost at the moment in which the first one has finished reading. The answer is the same, token for \
-token, as if one machine had done everything; only the waiting is shorter. When the first machine is switched off in \
-the middle of a prompt, the second one keeps what has arrived, and reads the rest by itself."""
 
 
 def demo(
@@ -140,6 +124,7 @@ def _say(text: str, style: str = "") -> None:
 
 def _ask(server: Server, writer: Ready, *, quiet: bool) -> Answer:
     from tandem.cli.answering import Question
+    from tandem.cli.demo_text import QUESTION, TASK, TEXT
     from tandem.cli.printing import Answer, print_answer
     from tandem.cli.remote import RemoteAnswerer
     from tandem.types import Message
@@ -147,7 +132,7 @@ def _ask(server: Server, writer: Ready, *, quiet: bool) -> Answer:
     answer = Answer()
     request = Question(max_tokens=MAX_TOKENS, temperature=0.0).about((Message("user", QUESTION),))
     if not quiet:
-        _say("The question: summarise a text of some 350 words. The answer:\n", "dim")
+        _say(f"{TASK} [{len(TEXT.split())} words that begin with: {TEXT[:53]} ...]\n", "dim")
     print_answer(RemoteAnswerer(server, writer.model_id).answer(request), answer, quiet=quiet)
     return answer
 
@@ -177,8 +162,8 @@ def _print_timeline(statistics: Statistics, reader: Ready, writer: Ready) -> Non
 def _shares(statistics: Statistics) -> str:
     handoff = statistics.handoff
     return (
-        f"{statistics.prompt_tokens} tokens: {handoff.remote_tokens} read by the {READER}, {handoff.local_tokens} by the "
-        f"{WRITER}, {statistics.cached_tokens} cached before"
+        f"{statistics.prompt_tokens} tokens: {handoff.remote_tokens} read by the {READER}, {handoff.local_tokens} by "
+        f"the {WRITER}, {statistics.cached_tokens} cached before"
     )
 
 

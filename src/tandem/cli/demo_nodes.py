@@ -22,7 +22,7 @@ from tandem.cluster.bus.config import free_port
 from tandem.errors import DeadlineError, EngineError
 from tandem.models.store import LocalModel
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 START_SECONDS = 300.0
 """From the start of both processes until both answer. A busy machine with a slow disk needs one of them."""
 STOP_SECONDS = 5.0

@@ -51,7 +51,10 @@ def rows(statistics: Statistics, reader: str, writer: str) -> list[Row]:
     )
     if handoff.prefill == "local":
         own = Span(max(0.0, first - statistics.prefill_seconds), first, "▓")
-        return [Row(f"{writer} reads", (own,), f"{handoff.local_tokens} tokens, {_seconds(own.end - own.start)}"), writing]
+        return [
+            Row(f"{writer} reads", (own,), f"{handoff.local_tokens} tokens, {_seconds(own.end - own.start)}"),
+            writing,
+        ]
     begin = max(0.0, first - statistics.prefill_seconds)
     computing = begin + handoff.queued_seconds
     computed = min(first, computing + handoff.computing_seconds)
@@ -59,8 +62,8 @@ def rows(statistics: Statistics, reader: str, writer: str) -> list[Row]:
     reading = Row(
         f"{reader} reads",
         (Span(begin, computing, "░"), Span(computing, computed, "▓")),
-        f"{handoff.remote_tokens} tokens, {_seconds(handoff.computing_seconds)} after {_seconds(handoff.queued_seconds)}"
-        " in the queue",
+        f"{handoff.remote_tokens} tokens, {_seconds(handoff.computing_seconds)}"
+        f" after {_seconds(handoff.queued_seconds)} in the queue",
     )
     moving = Row(
         "cache travels",
