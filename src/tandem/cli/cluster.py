@@ -107,7 +107,8 @@ def show(host: HostFlag = None, port: PortFlag = None, as_json: JsonFlag = False
     settings = load_settings(host=host, port=port)
     server = find_server(settings)
     reach = reach_of(settings, cluster_secret(settings))
-    name, others = settings.node_name or "this machine", ()
+    name = settings.node_name or "this machine"
+    others: tuple[str, ...] = ()
     if server is not None:
         own = server.call("GET", "/node_id")
         view = ClusterClient(server).view()

@@ -30,7 +30,7 @@ class ClusterClient:
         """
         # 503 while no instance is ready, with all of them in the body.
         _, health = self.server.get("/health")
-        return view_of(self.server.call("GET", "/state"), health.get("instances", []), self.server.call("GET", LINKS))
+        return view_of(self.server.call("GET", "/state"), health.get("instances", []))
 
     def remove_instance(self, instance_id: str) -> None:
         """Have the cluster stop an instance."""

@@ -115,15 +115,16 @@ def _only(found: list[T], what: str, wanted: str, hint: str) -> T:
     return found[0]
 
 
-def view_of(state: Mapping[str, Any], health: Iterable[Mapping[str, Any]], links: Iterable[Any]) -> ClusterView:
-    """The cluster from `/state`, the `instances` of `/health`, and `/v1/instance-links`."""
+def view_of(state: Mapping[str, Any], health: Iterable[Mapping[str, Any]]) -> ClusterView:
+    """The cluster from `/state` and the `instances` of `/health`."""
     ids = state.get("topology", {}).get("nodes") or list(state.get("nodeIdentities", {}))
     known = {str(one["instance_id"]): one for one in health}
     nodes = sorted((_node(node_id, state) for node_id in ids), key=lambda node: (node.name, node.node_id))
-    instances = (_instance(tag, one, known) for wrapped in state["instances"].values() for tag, one in wrapped.items())
-    return ClusterView(
-        tuple(nodes), tuple(sorted(instances, key=lambda one: (one.model_id, one.instance_id))), links_of(links)
+    tagged = (pair for wrapped in state["instances"].values() for pair in wrapped.items())
+    instances = sorted(
+        (_instance(tag, one, known) for tag, one in tagged), key=lambda one: (one.model_id, one.instance_id)
     )
+    return ClusterView(tuple(nodes), tuple(instances), links_of(state["instanceLinks"].values()))
 
 
 def links_of(links: Iterable[Mapping[str, Any]]) -> tuple[LinkView, ...]:
@@ -143,11 +144,12 @@ def _node(node_id: str, state: Mapping[str, Any]) -> NodeView:
     identity = state.get("nodeIdentities", {}).get(node_id, {})
     memory = state.get("nodeMemory", {}).get(node_id, {})
     disk = state.get("nodeDisk", {}).get(node_id, {})
-    machine = ", ".join(filter(None, (identity.get("modelId"), identity.get("chipId"))))
+    parts = (identity.get("modelId"), identity.get("chipId"))
+    machine = ", ".join(part for part in parts if part and part != "Unknown")
     return NodeView(
         node_id,
         identity.get("friendlyName") or node_id[:8],
-        "" if machine == "Unknown, Unknown" else machine,
+        machine,
         _bytes(memory.get("ramTotal")),
         _bytes(memory.get("ramAvailable")),
         _bytes(disk.get("available")),

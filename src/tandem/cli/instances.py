@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 LOAD_SECONDS = 1800.0
 """For a download and the loading of a large model."""
 
-app = typer.Typer(help="List the cluster's instances, and remove them.", no_args_is_help=True)
+app = typer.Typer(help="List the cluster's instances, and remove them.", invoke_without_command=True)
+
+
+@app.callback()
+def _group(context: typer.Context) -> None:
+    """List the cluster's instances, and remove them."""
+    if context.invoked_subcommand is None:
+        list_()
 
 
 @app.command("list")

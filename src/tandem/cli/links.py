@@ -8,7 +8,14 @@ import typer
 
 from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, load_settings
 
-app = typer.Typer(help="Let instances read prompts for others.", no_args_is_help=True)
+app = typer.Typer(help="Let instances read prompts for others.", invoke_without_command=True)
+
+
+@app.callback()
+def _group(context: typer.Context) -> None:
+    """Let instances read prompts for others."""
+    if context.invoked_subcommand is None:
+        list_()
 
 
 @app.command("list")
