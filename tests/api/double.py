@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tandem.cluster.node import InstanceStatus
+from tandem.cluster.state import ClusterState
 from tandem.config import Settings
 from tandem.errors import InstanceNotReadyError, NotFoundError, QueueFullError, TandemError
 from tandem.models.cards import ModelCard
@@ -97,6 +98,10 @@ class DoubleNode:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
+    def state(self) -> ClusterState:
+        return ClusterState()
+
+    @property
     def models(self) -> SimpleNamespace:
         return SimpleNamespace(expected=())
 
@@ -127,7 +132,8 @@ class DoubleNode:
 
     @property
     def store(self) -> SimpleNamespace:
-        return SimpleNamespace(list=self.on_disk)
+        known = SimpleNamespace(all=lambda: [card(), card("known/only", ())], get=lambda name: None)
+        return SimpleNamespace(list=self.on_disk, cards=known)
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
         names = {name.lower() for card in self.cards for name in (card.model_id, *card.aliases)}

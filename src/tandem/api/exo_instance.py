@@ -63,7 +63,7 @@ def shard_json(card: dict[str, Any], shard: Shard, sharding: Sharding, layers: i
 
 
 def instance_json(intent: InstanceIntent) -> dict[str, Any]:
-    """An instance as exo tags it. `reference`, `options` and `created` are ours: with them it can be sent back whole."""
+    """An instance as exo tags it. `reference`, `options` and `created` are ours: so it can be sent back whole."""
     known = card_of(intent)
     card = raw_card_json(intent.card) if known is None else card_json(known)
     layers = max((shard.end_layer for shard in intent.shards), default=0) if known is None else known.n_layers
