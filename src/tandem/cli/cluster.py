@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,18 +49,22 @@ def _explain(settings: Settings, words: str, created: bool) -> None:
 
 @app.command()
 def join(
-    words: Annotated[list[str], typer.Argument(metavar="WORDS...", help="What `tandem cluster secret` printed there.")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORDS]...", help="What `tandem cluster secret` printed there; asked for if left out."),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Keep the secret of another machine's cluster, so that this machine joins it at its next start.
 
-    Replaces the secret that was kept here. A wrong word is noticed and named.
+    Replaces the secret that was kept here. A wrong word is noticed and named. Without words it is read from standard
+    input, so that it stays out of the shell's history.
     """
     from tandem.cli.output import command_name, note, print_json
     from tandem.cluster.bus.secret import keep_secret
 
     settings = load_settings()
-    path = keep_secret(settings.home, " ".join(words))
+    path = keep_secret(settings.home, " ".join(words) if words else _typed())
     if as_json:
         print_json({"source": str(path), "cluster": settings.cluster_name, "overridden": _overridden(settings)})
         return
@@ -67,6 +72,12 @@ def join(
     if _overridden(settings):
         note("TANDEM_CLUSTER_SECRET is set and counts instead: unset it.")
     note(f"Start this machine (again): {command_name()} up")
+
+
+def _typed() -> str:
+    if sys.stdin.isatty():
+        return str(typer.prompt("The cluster's secret"))
+    return sys.stdin.readline()
 
 
 @app.command()

@@ -82,7 +82,7 @@ def _ends_like_interrupt() -> Iterator[None]:
 def _linked_nodes(reference: str) -> Iterator[tuple[Server, Ready, Ready]]:
     """The writer's HTTP server, the reader and the writer."""
     from tandem.cli.cluster_client import ClusterClient
-    from tandem.cli.demo_nodes import START_SECONDS, two_nodes
+    from tandem.cli.demo_nodes import two_nodes, wait_ready
     from tandem.cli.loading import interruptible, obtain
     from tandem.cli.output import note
     from tandem.cli.progress import progress_view
@@ -92,10 +92,10 @@ def _linked_nodes(reference: str) -> Iterator[tuple[Server, Ready, Ready]]:
     with progress_view() as view, interruptible() as interrupted:
         model = obtain(ModelStore(load_settings()), reference, view, interrupted)
     note("Starting two nodes on this machine ...")
-    with two_nodes((READER, WRITER), model) as nodes:
+    names = (READER, WRITER)
+    with two_nodes(names, model) as events:
         with progress_view() as view:
-            deadline = time.monotonic() + START_SECONDS
-            reader, writer = (node.wait_ready(view, deadline) for node in nodes)
+            reader, writer = wait_ready(names, events, view)
         server = Server("127.0.0.1", writer.port, "", ())
         client = ClusterClient(server)
         client.wait_ready([reader.instance_id, writer.instance_id], LINK_SECONDS)
@@ -152,7 +152,7 @@ def _print_timeline(statistics: Statistics, reader: Ready, writer: Ready) -> Non
     _say("")
     for label, text in (
         ("prompt", _shares(statistics)),
-        ("cache", f"codec {handoff.codec or 'none'}, from {handoff.peer or 'nobody'}"),
+        ("hand-off", _pieces(statistics)),
         ("why", handoff.reason),
         ("address", f"{writer.url} ({WRITER}; {reader.url} is the {READER})"),
     ):
@@ -162,8 +162,21 @@ def _print_timeline(statistics: Statistics, reader: Ready, writer: Ready) -> Non
 def _shares(statistics: Statistics) -> str:
     handoff = statistics.handoff
     return (
-        f"{statistics.prompt_tokens} tokens: {handoff.remote_tokens} read by the {READER}, {handoff.local_tokens} by "
-        f"the {WRITER}, {statistics.cached_tokens} cached before"
+        f"{statistics.prompt_tokens} tokens: the {READER} read {handoff.remote_tokens}, the {WRITER} "
+        f"{handoff.local_tokens}"
+    )
+
+
+def _pieces(statistics: Statistics) -> str:
+    from tandem.cli.output import human_bytes
+    from tandem.cli.timeline import seconds
+
+    handoff = statistics.handoff
+    if handoff.prefill == "local":
+        return "none"
+    return (
+        f"{human_bytes(handoff.bytes)} with codec {handoff.codec}; queued {seconds(handoff.queued_seconds)}, computed "
+        f"{seconds(handoff.computing_seconds)}, not hidden behind that {seconds(handoff.exposed_seconds)}"
     )
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tandem.cli.progress import Step, View
 from tandem.cluster.bus.config import free_port
@@ -36,7 +36,6 @@ class Ready:
     Attributes:
         port: of its HTTP server.
         instance_id, model_id: of the one instance that it runs.
-        kv_address: `host:port` where it reads prompts for others.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Ready:
     port: int
     instance_id: str
     model_id: str
-    kv_address: str
 
 
 class DemoNode:
@@ -53,12 +51,15 @@ class DemoNode:
     Args:
         folder: for its data and its log.
         environment: all of its settings but the data folder.
+        events: gets what it announces, and None when it has ended.
     """
 
-    def __init__(self, name: str, folder: Path, reference: str, environment: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, folder: Path, reference: str, environment: dict[str, str], events: queue.SimpleQueue[News]
+    ) -> None:
         self.name = name
         self._log = folder / f"{name}.log"
-        self._events: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
+        self._events = events
         command = [sys.executable, "-m", "tandem.cli", "up", reference, "--host", "127.0.0.1", "--port", "0"]
         with self._log.open("wb") as log:
             # In a session of its own, so that every signal it gets is one that we sent: Ctrl-C in a terminal reaches
@@ -77,35 +78,12 @@ class DemoNode:
         assert self.process.stdout is not None
         with self.process.stdout as lines:
             for line in lines:
-                self._events.put(json.loads(line))
-        self._events.put(None)
+                self._events.put((self, json.loads(line)))
+        self._events.put((self, None))
 
-    def wait_ready(self, view: View, deadline: float) -> Ready:
-        """Wait until it answers, showing how far it is.
-
-        Args:
-            deadline: by `time.monotonic`.
-
-        Raises:
-            EngineError: it ended; the message has its last words.
-            DeadlineError: it is not ready in time.
-        """
-        while True:
-            try:
-                event = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty as error:
-                raise DeadlineError(
-                    f"The node '{self.name}' was not ready in time. Try again when the machine is less busy."
-                ) from error
-            if event is None:
-                raise EngineError(f"The node '{self.name}' ended before it was ready: {self._last_words()}")
-            kind = event.pop("event")
-            if kind == "progress":
-                view.show(Step(**event | {"model": f"{event['model']} on {self.name}"}))
-            elif kind == "ready":
-                (model,) = event["models"]
-                port = int(event["url"].rpartition(":")[2])
-                return Ready(self.name, event["url"], port, model["instance_id"], model["id"], model["kv_port"] or "")
+    def ended(self) -> EngineError:
+        """Why it ended before it was ready."""
+        return EngineError(f"The node '{self.name}' ended before it was ready: {self._last_words()}")
 
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").split("\n")
@@ -127,13 +105,21 @@ class DemoNode:
             self.process.wait()
 
 
+News: TypeAlias = tuple[DemoNode, dict[str, Any] | None]
+"""What a node announced; None when it has ended."""
+
+
 @contextlib.contextmanager
-def two_nodes(names: tuple[str, str], model: LocalModel | str) -> Iterator[tuple[DemoNode, ...]]:
+def two_nodes(names: tuple[str, str], model: LocalModel | str) -> Iterator[queue.SimpleQueue[News]]:
     """Two nodes that know each other, each with one instance of `model`; both end with the context, in every case.
 
     Args:
         model: a local model, which both only read, or a reference to the simulated engine.
+
+    Returns:
+        What they announce.
     """
+    events: queue.SimpleQueue[News] = queue.SimpleQueue()
     nodes: list[DemoNode] = []
     with tempfile.TemporaryDirectory(prefix="tandem-demo-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -143,8 +129,8 @@ def two_nodes(names: tuple[str, str], model: LocalModel | str) -> Iterator[tuple
             for own, node in enumerate(names):
                 environment = _environment(folder, ports[own], f"127.0.0.1:{ports[1 - own]}")
                 with _undisturbed():
-                    nodes.append(DemoNode(node, folder, reference, environment))
-            yield tuple(nodes)
+                    nodes.append(DemoNode(node, folder, reference, environment, events))
+            yield events
         finally:
             with _undisturbed():
                 # All at the same time.
@@ -152,6 +138,36 @@ def two_nodes(names: tuple[str, str], model: LocalModel | str) -> Iterator[tuple
                     one.ask_to_stop()
                 for one in nodes:
                     one.stop()
+
+
+def wait_ready(names: tuple[str, str], events: queue.SimpleQueue[News], view: View) -> tuple[Ready, Ready]:
+    """Wait until both nodes answer, showing how far they are.
+
+    Raises:
+        EngineError: one of them ended; the message has its last words.
+        DeadlineError: they are not ready in time.
+    """
+    ready: dict[str, Ready] = {}
+    deadline = time.monotonic() + START_SECONDS
+    while len(ready) < len(names):
+        try:
+            node, event = events.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty as error:
+            late = " and ".join(name for name in names if name not in ready)
+            raise DeadlineError(f"Not ready in time: {late}. Try again when this machine is less busy.") from error
+        if event is None:
+            raise node.ended()
+        kind = event.pop("event")
+        if kind == "progress":
+            view.show(Step(**event | {"model": f"{event['model']} on {node.name}"}))
+        elif kind == "ready":
+            ready[node.name] = _ready(node.name, event)
+    return ready[names[0]], ready[names[1]]
+
+
+def _ready(name: str, event: dict[str, Any]) -> Ready:
+    (model,) = event["models"]
+    return Ready(name, event["url"], int(event["url"].rpartition(":")[2]), model["instance_id"], model["id"])
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from tandem.cli.output import human_bytes
 if TYPE_CHECKING:
     from tandem.types import Statistics
 
-WIDTH = 56
+WIDTH = 44
 """Characters that stand for the whole answer."""
 
 
@@ -52,7 +52,7 @@ def rows(statistics: Statistics, reader: str, writer: str) -> list[Row]:
     if handoff.prefill == "local":
         own = Span(max(0.0, first - statistics.prefill_seconds), first, "▓")
         return [
-            Row(f"{writer} reads", (own,), f"{handoff.local_tokens} tokens, {_seconds(own.end - own.start)}"),
+            Row(f"{writer} reads", (own,), f"{handoff.local_tokens} tokens, {seconds(own.end - own.start)}"),
             writing,
         ]
     begin = max(0.0, first - statistics.prefill_seconds)
@@ -62,15 +62,19 @@ def rows(statistics: Statistics, reader: str, writer: str) -> list[Row]:
     reading = Row(
         f"{reader} reads",
         (Span(begin, computing, "░"), Span(computing, computed, "▓")),
-        f"{handoff.remote_tokens} tokens, {_seconds(handoff.computing_seconds)}"
-        f" after {_seconds(handoff.queued_seconds)} in the queue",
+        f"{handoff.remote_tokens} tokens, {seconds(handoff.computing_seconds)}",
     )
     moving = Row(
         "cache travels",
         (Span(computing, computed, "·"), Span(computed, arrived, "▒")),
-        f"{human_bytes(handoff.bytes)}, {_seconds(handoff.exposed_seconds)} of it not hidden behind the reading",
+        f"{human_bytes(handoff.bytes)}, {seconds(handoff.exposed_seconds)} exposed",
     )
     return [reading, moving, writing]
+
+
+def seconds(value: float) -> str:
+    """A duration for people: milliseconds where that matters."""
+    return f"{value:.3f} s" if value < 0.1 else f"{value:.2f} s"
 
 
 def draw(drawn: list[Row], end: float, width: int = WIDTH) -> list[str]:
@@ -98,14 +102,10 @@ def scale(statistics: Statistics, width: int = WIDTH) -> str:
     first = statistics.ttft_seconds
     end = first + statistics.decode_seconds
     place = min(width - 1, int(first / end * width)) if end else 0
-    text = f"first token {_seconds(first)}"
-    tail = _seconds(end)
+    text = f"first token {seconds(first)}"
+    tail = seconds(end)
     line = ["─"] * width
     line[place] = "┴"
     begin = max(0, min(place - len(text) // 2, width - len(text) - len(tail) - 2))
     below = f"{' ' * begin}{text}"
     return f"{''.join(line)}\n{below}{tail:>{max(1, width - len(below))}}"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3f} s" if value < 0.1 else f"{value:.2f} s"
