@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 READER, WRITER = "reader", "writer"
 LINK_SECONDS = 30.0
 """For the nodes to see each other, and for the link to lead somewhere."""
-MAX_TOKENS = 64
+MAX_TOKENS = 48
 
 
 def demo(

@@ -89,7 +89,7 @@ def draw(drawn: list[Row], end: float, width: int = WIDTH) -> list[str]:
 def _bar(spans: tuple[Span, ...], end: float, width: int) -> str:
     cells = [" "] * width
     for span in spans:
-        if span.end <= span.start:
+        if span.end <= span.start or end <= 0:
             continue
         first = min(width - 1, int(span.start / end * width))
         last = max(first + 1, round(span.end / end * width))
