@@ -89,6 +89,9 @@ def put_entries(cache: Any, entries: Sequence[Entries], end: int) -> None:
         entries: consecutive entries whose last one is token `end - 1`. A *tokens* cache needs all from token 0, a
             *window* cache the last `min(end, max_size)`.
     """
+    if kind_of(cache) == "tokens":
+        # With room for what comes next, as the cache itself would make it, by copying all of this once more.
+        entries = [*entries, _room(entries[-1], cache.step - end % cache.step)]
     keys, values = tree_map(lambda *parts: mx.concatenate(parts, axis=2), *entries)
     if kind_of(cache) == "window":
         kept = min(end, cache.max_size)
@@ -96,6 +99,10 @@ def put_entries(cache: Any, entries: Sequence[Entries], end: int) -> None:
         cache._idx = kept
     cache.keys, cache.values = keys, values
     cache.offset = end
+
+
+def _room(entries: Entries, tokens: int) -> Entries:
+    return tree_map(lambda part: mx.zeros((*part.shape[:-2], tokens, part.shape[-1]), part.dtype), entries)
 
 
 def straighten(cache: Any) -> None:
