@@ -7,21 +7,24 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
+from tandem.api.exo_facts import (
+    backends_json,
+    connections_json,
+    disk_json,
+    identity_json,
+    memory_json,
+    network_json,
+    system_json,
+)
 from tandem.api.exo_instance import card_json, instance_json, shard_json
 from tandem.api.exo_names import ById, camel, memory
 from tandem.errors import NotFoundError
 from tandem.models.cards import ModelCard
-from tandem.placement.addresses import addresses
 from tandem.placement.roles import health, trouble
 from tandem.placement.world import World, card_of
-from tandem.types.facts import DownloadFact, InterfaceKind, NodeFacts, RunnerFact
+from tandem.types.facts import DownloadFact, NodeFacts, RunnerFact
 from tandem.types.intents import LinkIntent, Shard
 
-MOST_ADDRESSES = 8
-"""Connections that are listed between two nodes."""
-_INTERFACES: dict[InterfaceKind, str] = {"wifi": "wifi", "ethernet": "ethernet", "thunderbolt": "thunderbolt"}
 _HAS_MODEL = ("loading", "warming", "ready")
 
 
@@ -180,95 +183,13 @@ def _topology(view: View) -> Any:
     nodes = view.world.nodes
     connections = ById()
     for source, here in nodes.items():
-        ways = {sink: _connections(here, there) for sink, there in nodes.items() if sink != source}
+        ways = {sink: connections_json(here, there) for sink, there in nodes.items() if sink != source}
         connections[source] = ById({sink: found for sink, found in ways.items() if found})
     return {"nodes": list(nodes), "connections": connections}
 
 
-def _connections(here: NodeFacts, there: NodeFacts) -> list[dict[str, Any]]:
-    port = there.api_port or there.node_port or 0
-    rates = {rate.address: rate for rate in here.links if rate.node_id == there.node_id}
-    found = []
-    for address in addresses(there, here, here.links)[:MOST_ADDRESSES]:
-        kind = "ip6" if ":" in address else "ip4"
-        # exo computes these fields, and so they keep their spelling.
-        sink = ById(address=f"/{kind}/{address}/tcp/{port}", address_type=kind, ip_address=address, port=port)
-        rate = rates.get(address)
-        measured = {"bandwidth": rate.bandwidth, "round_trip": rate.round_trip} if rate is not None else {}
-        found.append({"sink_multiaddr": sink, **measured})
-    return found
-
-
 def _each_node(describe: Callable[[NodeFacts], Any]) -> Callable[[View], Any]:
     return lambda view: ById({node_id: describe(facts) for node_id, facts in view.world.nodes.items()})
-
-
-def _identity(facts: NodeFacts) -> dict[str, Any]:
-    device = facts.device
-    return {
-        "model_id": device.model or "Unknown",
-        "chip_id": device.chip or "Unknown",
-        "friendly_name": facts.name or facts.node_id,
-        "os_version": f"{device.os} {device.os_version}".strip() or "Unknown",
-        "os_build_version": "Unknown",
-        "kind": device.kind,
-        "version": facts.version,
-        "started": facts.started,
-        "api_port": facts.api_port,
-        "node_port": facts.node_port,
-    }
-
-
-def _memory(facts: NodeFacts) -> dict[str, Any]:
-    resources = facts.resources
-    return {
-        "ram_total": memory(resources.memory_total),
-        "ram_available": memory(resources.memory_available),
-        "swap_total": memory(resources.swap_total),
-        "swap_available": memory(resources.swap_available),
-        "unified": resources.unified,
-    }
-
-
-def _disk(facts: NodeFacts) -> dict[str, Any]:
-    return {"total": memory(facts.resources.disk_total), "available": memory(facts.resources.disk_available)}
-
-
-def _system(facts: NodeFacts) -> dict[str, Any]:
-    resources = facts.resources
-    usages = [one.usage for one in resources.accelerators if one.usage is not None]
-    figures: dict[str, float | None] = {
-        "gpu_usage": max(usages, default=None),
-        "temp": resources.temperature,
-        "sys_power": resources.power,
-        "pcpu_usage": resources.cpu_usage,
-        "ecpu_usage": None,
-    }
-    # exo writes 0 for what it does not know, and its benches count on numbers.
-    known: dict[str, Any] = {name: value or 0.0 for name, value in figures.items()}
-    return {
-        **known,
-        "unknown": [name for name, value in camel(figures).items() if value is None],
-        "accelerators": msgspec.to_builtins(resources.accelerators),
-    }
-
-
-def _network(facts: NodeFacts) -> dict[str, Any]:
-    return {
-        "interfaces": [
-            {
-                "name": one.name,
-                "ip_address": one.address,
-                "interface_type": _INTERFACES.get(one.kind, "unknown"),
-                "speed": one.speed,
-            }
-            for one in facts.interfaces
-        ]
-    }
-
-
-def _backends(facts: NodeFacts) -> list[str]:
-    return [engine.backend for engine in facts.engines if engine.available]
 
 
 def link_json(link: LinkIntent) -> dict[str, Any]:
@@ -308,15 +229,15 @@ SECTIONS: dict[str, Callable[[View], Any]] = {
     "lastSeen": _last_seen,
     "topology": _topology,
     "lastEventAppliedIdx": lambda view: view.last_index,
-    "nodeIdentities": _each_node(_identity),
-    "nodeMemory": _each_node(_memory),
-    "nodeDisk": _each_node(_disk),
-    "nodeSystem": _each_node(_system),
-    "nodeNetwork": _each_node(_network),
+    "nodeIdentities": _each_node(identity_json),
+    "nodeMemory": _each_node(memory_json),
+    "nodeDisk": _each_node(disk_json),
+    "nodeSystem": _each_node(system_json),
+    "nodeNetwork": _each_node(network_json),
     "nodeThunderbolt": lambda view: ById(),
     "nodeThunderboltBridge": lambda view: ById(),
     "nodeRdmaCtl": lambda view: ById(),
-    "nodeBackends": _each_node(_backends),
+    "nodeBackends": _each_node(backends_json),
     "thunderboltBridgeCycles": lambda view: [],
     "instanceLinks": _links,
     "prefillServerPorts": _ports,

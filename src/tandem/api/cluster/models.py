@@ -17,12 +17,12 @@ from tandem.api.openai.models import describe
 from tandem.api.openai.schema_responses import ModelObject
 from tandem.api.openapi import body_of, command_errors, errors
 from tandem.cluster.catalogue import custom_cards
-from tandem.errors import DownloadError, InvalidRequestError, ModelError, NotFoundError, UnplaceableError
+from tandem.errors import DeadlineError, DownloadError, InvalidRequestError, ModelError, NotFoundError, UnplaceableError
 from tandem.models.cards import ModelCard
 
 router = APIRouter(tags=["cluster"])
 
-SEARCH_SECONDS = 15.0
+SEARCH_SECONDS = 10.0
 
 
 @router.post(
@@ -104,7 +104,7 @@ async def search_models(
             headers = {"x-tandem-hub": "asked"}
             for model in more:
                 found.setdefault(model.id.casefold(), msgspec.to_builtins(model))
-        except DownloadError as error:
+        except (DownloadError, DeadlineError) as error:
             headers = {"x-tandem-hub": error.message.encode("ascii", "replace").decode().replace("\n", " ")}
     answer = json_response(list(found.values())[:limit])
     answer.headers.update(headers)
