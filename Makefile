@@ -10,7 +10,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEME
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo     set up, start a server, ask SmolLM2 one question, keep serving'
+	@echo 'make demo     set up, and show a hand-off between two nodes on this machine (KEEP=1: and keep them)'
 	@echo 'make test     set up, check style and types, run every test'
 	@echo 'make setup    only set up: .venv with everything in it'
 	@echo 'make lint     check style and types'
@@ -25,7 +25,7 @@ setup-demo:
 	@scripts/setup.sh demo
 
 demo: setup-demo
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/tandem demo $(if $(KEEP),--keep)
 
 lint: setup
 	$(BIN)/ruff check $(CODE)

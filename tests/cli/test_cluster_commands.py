@@ -136,6 +136,19 @@ def test_a_model_is_placed_on_a_node_by_name_and_removed(pair: Pair) -> None:
     assert placed["instance_id"] not in {one["instance_id"] for one in pair.json("instances", "list")}
 
 
+def test_a_group_without_a_command_lists(pair: Pair) -> None:
+    assert pair.json("instances") == pair.json("instances", "list")
+    assert pair.json("links") == []
+    lost = subprocess.run(
+        [*TANDEM, "instances", "--port", pair.port(), "rm", "x"],
+        env=environment(pair.home),
+        capture_output=True,
+        text=True,
+    )
+    assert lost.returncode == 2
+    assert "behind the command" in " ".join(lost.stderr.split())
+
+
 def test_a_preview_changes_nothing(pair: Pair) -> None:
     ways = pair.json("place", "sim", "--preview")
     assert any(way["instance"] is not None for way in ways)

@@ -132,8 +132,11 @@ def _ask(server: Server, writer: Ready, *, quiet: bool) -> Answer:
     answer = Answer()
     request = Question(max_tokens=MAX_TOKENS, temperature=0.0).about((Message("user", QUESTION),))
     if not quiet:
-        _say(f"{TASK} [{len(TEXT.split())} words that begin with: {TEXT[:53]} ...]\n", "dim")
+        _say(f"{TASK} [{len(TEXT.split())} words that begin with: {TEXT[:53]}...]", "dim")
+        _say(f"The {READER} reads it, the {WRITER} answers:\n", "dim")
     print_answer(RemoteAnswerer(server, writer.model_id).answer(request), answer, quiet=quiet)
+    if not quiet and answer.finished is not None and answer.finished.reason == "length":
+        _say(f"[cut off after {MAX_TOKENS} tokens]", "dim")
     return answer
 
 

@@ -58,6 +58,19 @@ FLAGS = {"node_name": "--name", "cluster_name": "--cluster", "cluster_peers": "-
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
+def options_of_list(context: typer.Context, **flags: Any) -> bool:
+    """For a group of commands that lists when no command is named: whether to list.
+
+    Raises:
+        typer.BadParameter: options stand in front of a command, which would not see them.
+    """
+    if context.invoked_subcommand is None:
+        return True
+    if any(flags.values()):
+        raise typer.BadParameter(f"write options behind the command: {context.command_path} COMMAND --option")
+    return False
+
+
 def load_settings(**flags: Any) -> Settings:
     """Settings from `TANDEM_*` variables, overridden by the flags that were given (those not None).
 

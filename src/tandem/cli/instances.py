@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, complete_model, load_settings
+from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, complete_model, load_settings, options_of_list
 
 if TYPE_CHECKING:
     from tandem.cli.cluster_client import ClusterClient
@@ -19,10 +19,16 @@ app = typer.Typer(help="List the cluster's instances, and remove them.", invoke_
 
 
 @app.callback()
-def _group(context: typer.Context) -> None:
-    """List the cluster's instances, and remove them."""
-    if context.invoked_subcommand is None:
-        list_()
+def _group(
+    context: typer.Context,
+    host: HostFlag = None,
+    port: PortFlag = None,
+    api_key: ApiKeyFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """List the cluster's instances, and remove them. Without a command: list."""
+    if options_of_list(context, host=host, port=port, api_key=api_key, as_json=as_json):
+        list_(host, port, api_key, as_json)
 
 
 @app.command("list")

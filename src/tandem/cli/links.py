@@ -6,16 +6,22 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, load_settings
+from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, load_settings, options_of_list
 
 app = typer.Typer(help="Let instances read prompts for others.", invoke_without_command=True)
 
 
 @app.callback()
-def _group(context: typer.Context) -> None:
-    """Let instances read prompts for others."""
-    if context.invoked_subcommand is None:
-        list_()
+def _group(
+    context: typer.Context,
+    host: HostFlag = None,
+    port: PortFlag = None,
+    api_key: ApiKeyFlag = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Let instances read prompts for others. Without a command: list."""
+    if options_of_list(context, host=host, port=port, api_key=api_key, as_json=as_json):
+        list_(host, port, api_key, as_json)
 
 
 @app.command("list")

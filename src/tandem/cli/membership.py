@@ -47,8 +47,8 @@ class Membership:
         if self.reach == "secret":
             return f"others join with the words of `{command} cluster secret`: `tandem cluster join WORDS` there"
         return (
-            "of this machine alone. For others: "
-            f"`{command} cluster secret` here, `tandem cluster join WORDS` there, then start both again"
+            f"for other machines: `{command} cluster secret` here, `tandem cluster join WORDS` there, then start both "
+            "again"
         )
 
 
