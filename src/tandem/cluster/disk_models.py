@@ -28,7 +28,7 @@ class DiskModels:
         facts: what the cluster is told of each, by its id in lower case.
     """
 
-    def __init__(self, store: ModelStore, changed: Callable[[], None]) -> None:
+    def __init__(self, store: ModelStore, changed: Callable[[], object]) -> None:
         self._store = store
         self._changed = changed
         self._scanning = asyncio.Lock()

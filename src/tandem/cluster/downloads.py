@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import msgspec
 from tandem.cluster.control import ControlPlane
 from tandem.cluster.disk_models import DiskModels, complete
 from tandem.cluster.download_job import DownloadJob
+from tandem.cluster.facts.throttle import Throttle
 from tandem.cluster.fetching import Fetcher
 from tandem.cluster.keeping import background
 from tandem.cluster.local_models import LocalModels
@@ -65,9 +65,9 @@ class Downloads:
         self._neighbours = Neighbours(node_id, store, models, client, lambda: control.state)
         self._jobs: dict[str, DownloadJob] = {}
         self._disk = DiskModels(store, self._tell)
-        self._fetcher = Fetcher(store, self._neighbours, self._tell_soon)
+        self._fetcher = Fetcher(store, self._neighbours, self._soon.request)
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._told = 0.0
+        self._soon = Throttle(self._tell, TELL_SECONDS, asyncio.get_running_loop())
         self.handlers: dict[str, Handler] = {
             START: lambda arguments: self._answer(self._start(text_of(arguments, "model_id"))),
             CANCEL: lambda arguments: self._answer(self._cancel(text_of(arguments, "model_id"))),
@@ -83,6 +83,7 @@ class Downloads:
     async def stop(self) -> None:
         """End every download; what has arrived is kept."""
         self._disk.stop()
+        self._soon.close()
         tasks = [job.task for job in self._jobs.values() if job.task is not None]
         for task in tasks:
             task.cancel()
@@ -286,10 +287,6 @@ class Downloads:
         merged = self._disk.facts | under_way
         return [merged[key] for key in sorted(merged)]
 
-    def _tell(self) -> None:
-        self._told = time.monotonic()
+    def _tell(self) -> bool:
         self._control.facts.set_downloads(self.facts())
-
-    def _tell_soon(self) -> None:
-        if time.monotonic() - self._told >= TELL_SECONDS:
-            self._tell()
+        return True

@@ -105,8 +105,9 @@ class Node:
         context = identity.server_context() if identity else None
         self._port = NodePort(self.node_id, self.local, self.models, self._handlers, host, 0, context)
         await self._port.start()
-        await self.control.start()
+        # With the very first facts: whoever sees this node may ask it something.
         self.control.facts.set_ports(api_port=None, node_port=self._port.port)
+        await self.control.start()
         self.downloads.begin()
         self._link_rates.start()
         self.local.on_change(self._tell)

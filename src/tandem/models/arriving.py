@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 from tandem.models.atomic import publish
@@ -16,7 +17,7 @@ PARTIAL_SUFFIX = ".part"
 
 
 class ArrivingFile:
-    """One file, open for appending to what is there. Blocks; for one thread at a time.
+    """One file, open for appending to what is there. Blocks; one thread at a time writes.
 
     Raises:
         OSError: the disk says no.
@@ -28,6 +29,8 @@ class ArrivingFile:
         self.partial = partial_of(staging, file)
         self.final.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        self._writing = threading.Lock()
+        self._ending = False
         self._file = os.fdopen(os.open(self.partial, flags, 0o644), "ab", buffering=0)
         try:
             if self._file.tell() > file.size:
@@ -41,10 +44,13 @@ class ArrivingFile:
     def write(self, piece: bytes) -> None:
         """Append."""
         view = memoryview(piece)
-        while view:
-            view = view[self._file.write(view) :]
-        self._digest.update(piece)
-        self.size += len(piece)
+        with self._writing:
+            while view:
+                view = view[self._file.write(view) :]
+            self._digest.update(piece)
+            self.size += len(piece)
+            if self._ending:
+                self._file.close()
 
     def keep_if(self, digest: str) -> bool:
         """Give the whole file its name if its SHA-256 is `digest`; drop it otherwise."""
@@ -56,8 +62,11 @@ class ArrivingFile:
         return False
 
     def close(self) -> None:
-        """What has arrived stays."""
-        self._file.close()
+        """What has arrived stays. A write that another thread is in the middle of closes it at its end."""
+        self._ending = True
+        if self._writing.acquire(blocking=False):
+            self._file.close()
+            self._writing.release()
 
 
 def partial_of(staging: Path, file: ModelFile) -> Path:
