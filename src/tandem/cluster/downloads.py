@@ -64,10 +64,10 @@ class Downloads:
         self._control = control
         self._neighbours = Neighbours(node_id, store, models, client, lambda: control.state)
         self._jobs: dict[str, DownloadJob] = {}
+        self._soon = Throttle(self._tell, TELL_SECONDS, asyncio.get_running_loop())
         self._disk = DiskModels(store, self._tell)
         self._fetcher = Fetcher(store, self._neighbours, self._soon.request)
         self._slots = asyncio.Semaphore(AT_ONCE)
-        self._soon = Throttle(self._tell, TELL_SECONDS, asyncio.get_running_loop())
         self.handlers: dict[str, Handler] = {
             START: lambda arguments: self._answer(self._start(text_of(arguments, "model_id"))),
             CANCEL: lambda arguments: self._answer(self._cancel(text_of(arguments, "model_id"))),
