@@ -258,7 +258,7 @@ def meet(nodes: list[UpNode], deadline: float = 20.0) -> float:
     return each(nodes, "wait_nodes", nodes=[node.id for node in nodes], deadline=deadline)
 
 
-def each(nodes: list[UpNode], do: str, *, deadline: float, **values: Any) -> float:
+def each(nodes: list[UpNode], do: str, /, *, deadline: float, **values: Any) -> float:
     """Ask all of them the same at once; the last one's answer, a time."""
     with ThreadPoolExecutor(len(nodes)) as pool:
         asked = [pool.submit(node.ask, do, within=deadline, deadline=deadline, **values) for node in nodes]

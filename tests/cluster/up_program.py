@@ -1,7 +1,7 @@
 """`tandem up`, with a door for tests: JSON lines over a UNIX socket, which leads across network namespaces.
 
-Times are of the system's monotonic clock, which all processes of a machine share. `TANDEM_TEST_CLOCK` puts the wall clock
-of the intents' stamps forward by so many seconds.
+Times are of the system's monotonic clock, which all processes of a machine share. `TANDEM_TEST_CLOCK` puts the wall
+clock of the intents' stamps forward by so many seconds.
 """
 
 from __future__ import annotations
