@@ -141,10 +141,11 @@ def open_door() -> None:
     """Have every node of this process open one."""
     path, offset = os.environ["TANDEM_TEST_DOOR"], float(os.environ.get("TANDEM_TEST_CLOCK", "0"))
     start = Node.start
+    opened: list[asyncio.Server] = []  # one that nobody holds is closed
 
     async def start_with_door(self: Node, *arguments: Any) -> None:
         await start(self, *arguments)
-        await asyncio.start_unix_server(Door(self).serve, path)
+        opened.append(await asyncio.start_unix_server(Door(self).serve, path))
 
     Node.start = start_with_door  # type: ignore[method-assign]
     if offset:
