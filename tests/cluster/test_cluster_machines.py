@@ -180,19 +180,19 @@ def test_both_sides_of_a_partition_keep_what_they_were_asked(cluster: Cluster) -
 def test_a_model_comes_from_a_neighbour(cluster: Cluster) -> None:
     """These machines have no way to a hub at all."""
     one, two, three = cluster.nodes
-    files = write_model(one.home / "models" / "org--small", 32 << 20)
+    files = write_model(one.home / "models" / "org--small", 24 << 20)
     each(cluster.nodes, "wait_download", node_id=one.id, model_id="org/small", state="completed", deadline=DEADLINE)
     began = time.monotonic()
     three.ask("download", node_id=two.id, model_id="org/small")
     done = each(
         cluster.nodes, "wait_download", node_id=two.id, model_id="org/small", state="completed", deadline=DEADLINE
     )
-    print(f"\n32 MiB from a neighbour, told by another node: {done - began:.2f} s")
+    print(f"\n24 MiB from a neighbour, told by another node: {done - began:.2f} s")
     for name, content in files.items():
         assert (two.home / "models" / "org--small" / name).read_bytes() == content
     # Its sender dies in the middle, and the rest comes from the next one that has it.
-    one.machine.rate(100)
-    two.machine.rate(100)
+    one.machine.rate(150)
+    two.machine.rate(150)
     three.ask("download", node_id=three.id, model_id="org/small")
     three.ask("wait_arriving", model_id="org/small", least=4 << 20, deadline=DEADLINE)
     sender = three.ask("sender")
