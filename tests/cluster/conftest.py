@@ -12,7 +12,7 @@ from tests.cluster.up_nodes import UpNode, UpNodes, meet
 
 
 @pytest.fixture(scope="session")
-def machines_possible() -> None:
+def namespaces() -> None:
     """Skips where machines cannot be made."""
     if reason := netns.missing():
         pytest.skip(reason)
@@ -28,7 +28,7 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(machines_possible: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def cluster(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Every test leaves it as it was: whole, without instances and cards."""
     with netns.Network() as network, UpNodes(tmp_path_factory.mktemp("cluster")) as up:
         nodes = [up.node(network.machine(name)) for name in ("n1", "n2", "n3")]
