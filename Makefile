@@ -33,6 +33,7 @@ lint: setup
 	$(BIN)/mypy
 
 test: lint
+	-@$(BIN)/python scripts/fetch_gemma3.py
 	@$(TEST_ENV) $(BIN)/python -m pytest
 
 format: setup

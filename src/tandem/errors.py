@@ -16,7 +16,7 @@ TandemError
 │   ├── QueueFullError         503  too many requests are waiting
 │   ├── InstanceNotReadyError  503  the model is still loading, or could not be loaded
 │   ├── RunnerDiedError        503  the runner process ended in the middle of the request
-│   ├── NodeUnreachableError   503  another node is not there, or died before it answered
+│   ├── NodeLostError   503  another node is not there, or died before it answered
 │   └── HandoffError           503  a remote prefill came to nothing, or only to a part
 │       ├── WireError          503  a peer's bytes broke the protocol or failed their checksum
 │       ├── PeerLostError      503  the peer cannot be reached, or the connection ended early
@@ -140,10 +140,6 @@ class RunnerDiedError(UnavailableError):
 
 class NodeLostError(UnavailableError):
     code = "node_lost"
-
-
-class NodeUnreachableError(UnavailableError):
-    code = "node_unreachable"
 
 
 class HandoffError(UnavailableError):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from tandem.cluster.node import InstanceStatus
+from tandem.cluster.state import ClusterState
 from tandem.config import Settings
 from tandem.errors import InstanceNotReadyError, NotFoundError, QueueFullError, TandemError
 from tandem.models.cards import ModelCard
@@ -78,7 +79,7 @@ class DoubleNode:
     def reset(self) -> None:
         self.node_id = "node-of-the-double"
         self.play: Callable[[GenerationRequest], Iterable[Step]] = hello
-        self.state = "ready"
+        self.runner_state = "ready"
         self.error: str | None = None
         self.cards = [card()]
         self.full_after: int | None = None
@@ -97,6 +98,10 @@ class DoubleNode:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
+    def state(self) -> ClusterState:
+        return ClusterState()
+
+    @property
     def models(self) -> SimpleNamespace:
         return SimpleNamespace(expected=())
 
@@ -106,7 +111,7 @@ class DoubleNode:
                 instance_id=f"instance-of-{card.model_id}",
                 model_id=card.model_id,
                 card=card,
-                state=self.state,  # type: ignore[arg-type]
+                state=self.runner_state,  # type: ignore[arg-type]
                 error=self.error,
                 info=ModelInfo(card.model_id, "sim", "sim", 2048, 1000, "float32"),
                 load=EngineLoad(waiting=1, prefilling=2, decoding=self.open, steps=17),
@@ -127,15 +132,16 @@ class DoubleNode:
 
     @property
     def store(self) -> SimpleNamespace:
-        return SimpleNamespace(list=self.on_disk)
+        known = SimpleNamespace(all=lambda: [card(), card("known/only", ())], get=lambda name: None)
+        return SimpleNamespace(list=self.on_disk, cards=known)
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
         names = {name.lower() for card in self.cards for name in (card.model_id, *card.aliases)}
         if model.lower() not in names and not (model == "default" and len(self.cards) == 1):
             served = ", ".join(card.model_id for card in self.cards)
             raise NotFoundError(f"No instance serves the model '{model}'. This node serves {served}.", param="model")
-        if self.state != "ready":
-            raise InstanceNotReadyError(f"The model is {self.state}.", retry_after=2.5)
+        if self.runner_state != "ready":
+            raise InstanceNotReadyError(f"The model is {self.runner_state}.", retry_after=2.5)
         if self.full_after is not None and self.open >= self.full_after:
             raise QueueFullError("Too many requests are waiting.", retry_after=3)
         self.requests.append(request)

@@ -143,7 +143,7 @@ async def test_full_queue(client: httpx.AsyncClient, node: DoubleNode) -> None:
 
 
 async def test_model_not_ready(client: httpx.AsyncClient, node: DoubleNode) -> None:
-    node.state = "loading"
+    node.runner_state = "loading"
     response = await client.post(CHAT, json=GOOD)
     assert response.status_code == 503
     assert response.headers["retry-after"] == "3"

@@ -111,7 +111,7 @@ async def test_a_failure_before_a_whole_answer_is_an_http_error(client: httpx.As
 
 async def test_a_model_that_cannot_answer_is_refused_at_once(client: httpx.AsyncClient, node: DoubleNode) -> None:
     """A1: exo's client waited for ever."""
-    node.state, node.error = "failed", "no memory"
+    node.runner_state, node.error = "failed", "no memory"
     for body in (BODY, STREAM):
         response = await asyncio.wait_for(client.post(CHAT, json=body), 5)
         assert response.status_code == 503

@@ -19,11 +19,11 @@ pytestmark = pytest.mark.anyio
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/models"])
-async def test_models(client: httpx.AsyncClient, path: str) -> None:
+@pytest.mark.parametrize(("path", "known"), [("/v1/models", []), ("/models", [("known/only", "known")])])
+async def test_models(client: httpx.AsyncClient, path: str, known: list[tuple[str, str]]) -> None:
     response = await client.get(path)
     models = ModelList.model_validate_json(response.text).data
-    assert [(model.id, model.state) for model in models] == [(MODEL, "ready"), ("disk/only", "downloaded")]
+    assert [(model.id, model.state) for model in models] == [(MODEL, "ready"), ("disk/only", "downloaded"), *known]
     served = models[0]
     assert served.created == 1700000000
     assert served.context_length == 2048, "the loaded instance knows better than the card"
@@ -67,7 +67,7 @@ async def test_healthy(client: httpx.AsyncClient) -> None:
 
 @pytest.mark.parametrize("state", ["starting", "loading", "warming", "restarting", "failed", "stopped"])
 async def test_unhealthy(client: httpx.AsyncClient, node: DoubleNode, state: str) -> None:
-    node.state, node.error = state, "The files are damaged."
+    node.runner_state, node.error = state, "The files are damaged."
     response = await client.get("/health")
     assert response.status_code == 503
     health = Health.model_validate_json(response.text)

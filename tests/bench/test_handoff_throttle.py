@@ -87,3 +87,13 @@ def test_a_client_that_goes_away_ends_the_servers_connection() -> None:
     server.close()
     listener.close()
     proxy.close()
+
+
+def test_nobody_there_ends_the_connection() -> None:
+    with socket.create_server((HOST, 0)) as unused:
+        port = unused.getsockname()[1]
+    proxy = ThrottlingProxy(port)
+    for _ in range(2):
+        with socket.create_connection((HOST, proxy.port), 10) as client:
+            assert client.recv(1) == b""
+    proxy.close()

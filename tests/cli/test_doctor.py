@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tandem.cli import checks
+from tandem.cli import checks, cluster_checks
 from tandem.cli.checks import Finding
 from tandem.config import Settings
 from tandem.engines.mlx.blas import INSTALL_HINT
@@ -25,8 +25,9 @@ def test_this_machine(tandem: Run) -> None:
     findings = {check["name"]: check for check in report["checks"]}
     assert done.returncode == 0, report
     assert report["ok"]
-    names = "Python, platform, MLX, matrices, weights, demo model, cards, models, memory, data folder, port, hub"
-    assert list(findings) == names.split(", ")
+    names = "Python, platform, MLX, matrices, weights, demo model, cards, models, memory, data folder, port"
+    # Tests switch discovery off, and so multicast is not looked at.
+    assert list(findings) == [*names.split(", "), "cluster", "node port", "hub"]
     assert findings["matrices"]["values"]["gflops"] > 0
 
 
@@ -94,6 +95,27 @@ def test_ports() -> None:
         taken.settimeout(0.1)
         assert checks._port(Settings(port=port)).state == "warning"
     assert checks._port(Settings(port=port)).state == "ok"
+
+
+def test_the_clusters_port() -> None:
+    assert cluster_checks._port(Settings(cluster_port=0), "quic").state == "ok"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
+        taken.bind(("", 0))
+        settings = Settings(cluster_port=taken.getsockname()[1])
+        assert cluster_checks._port(settings, "quic").state == "info"
+    assert cluster_checks._port(settings, "quic").state == "ok"
+
+
+def test_multicast() -> None:
+    assert cluster_checks._multicast("239.255.1.2", 20000, "127.0.0.1").state == "ok"
+    finding = cluster_checks._multicast("192.0.2.1", 20000, "127.0.0.1")
+    assert finding.state == "warning"
+    assert "--peers" in finding.advice
+
+
+def test_an_open_cluster_is_a_warning(tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path, cluster_open=True)
+    assert next(cluster_checks.cluster_findings(settings)).state == "warning"
 
 
 def test_a_running_server_is_recognised(up: Callable[..., Up], tandem: Run) -> None:

@@ -27,7 +27,9 @@ HEAVY = (
 )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["up", "--help"], ["models", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["up", "--help"], ["models", "--help"], ["status", "--help"]]
+)
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     script = (
         f"import sys, atexit, json; sys.argv = ['tandem', *{arguments!r}]\n"
@@ -47,7 +49,8 @@ def test_version(tandem: Run) -> None:
 
 def test_every_command_is_listed(tandem: Run) -> None:
     listed = tandem("--help").stdout
-    for command in ("up", "run", "chat", "models", "doctor", "bench"):
+    commands = "demo up run chat models status nodes place instances links cluster doctor verify kv bench"
+    for command in commands.split():
         assert f" {command} " in listed
 
 

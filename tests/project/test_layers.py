@@ -21,7 +21,7 @@ ROWS = (
     ("runner",),
     ("cluster",),
     ("api",),
-    ("bench",),
+    ("bench", "verify"),
     ("cli",),
 )
 """Lowest first. Packages in one row do not know one another."""

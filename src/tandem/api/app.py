@@ -12,6 +12,8 @@ from starlette.responses import Response
 
 from tandem import __version__
 from tandem.api import admin, peers
+from tandem.api.cluster import awaiting, downloads, instances, links, state
+from tandem.api.cluster import models as cluster_models
 from tandem.api.context import Context
 from tandem.api.errors import envelope, error_response, status_response
 from tandem.api.middleware import Authentication, Counting
@@ -31,8 +33,10 @@ def create_app(node: Node, settings: Settings) -> FastAPI:
     app = FastAPI(title="Tandem", version=__version__, docs_url=None, redoc_url=None)
     context = Context(node, settings)
     app.state.context = context
-    for router in (routes.router, models.router, admin.router, peers.router):
-        app.include_router(router)
+    # `/instance/await` before `/instance/{instance_id}`.
+    cluster = (awaiting, instances, links, cluster_models, downloads, state)
+    for module in (routes, models, admin, peers, *cluster):
+        app.include_router(module.router)
     app.add_exception_handler(TandemError, _tandem_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _parameter_error)

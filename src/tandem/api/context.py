@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +14,7 @@ from tandem.config import Settings
 from tandem.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
+    from tandem.cluster.events import Subscription
     from tandem.cluster.node import Node
 
 
@@ -23,6 +26,22 @@ class Context:
     settings: Settings
     metrics: Metrics = field(default_factory=Metrics)
     running: Running = field(default_factory=Running)
+    followers: set[Subscription] = field(default_factory=set)
+
+    @contextlib.asynccontextmanager
+    async def follow(self, start: int | None = None) -> AsyncIterator[Subscription]:
+        """The cluster's events from `start` on, or from the next one, until this server stops."""
+        async with self.node.control.log.subscribe(start) as events:
+            self.followers.add(events)
+            try:
+                yield events
+            finally:
+                self.followers.discard(events)
+
+    def end_followers(self) -> None:
+        """End every stream of events: they would have no end of their own."""
+        for events in list(self.followers):
+            events.end()
 
 
 def context_of(request: Request) -> Context:

@@ -20,21 +20,27 @@ _MEANINGS = {
     400: "The request is wrong: `error.message` says what to change",
     401: "The API key is missing or wrong",
     403: "A web page, or a host name, that is not welcome here",
-    404: "No such model, route or request",
+    404: "No such model, instance, node, link, route or request",
+    409: "The cluster as it is now cannot do this",
     413: "The body is too large",
+    422: "No cluster can do this: the request has to change",
     499: "The request was cancelled",
     500: "The engine failed",
     503: "Busy, loading or restarting: try again after `Retry-After` seconds",
     504: "A deadline passed",
+    507: "The disk is full",
 }
+_GENERATION = (400, 401, 403, 404, 409, 413, 499, 500, 503, 504)
+_COMMAND = (400, 401, 403, 404, 409, 413, 422, 499, 503, 504)
 
 _EVENT = {
     "title": "ServerSentEvent",
-    "description": "With `stream`: one of the server-sent events that the answer consists of.",
+    "description": "One of the server-sent events that a streamed answer consists of.",
     "type": "object",
     "properties": {
         "data": {"type": "string", "description": "A chunk or an error as JSON text; `[DONE]` at the end."},
-        "event": {"type": "string", "const": "message"},
+        "event": {"type": "string"},
+        "id": {"type": "string"},
     },
     "required": ["data"],
     "additionalProperties": False,
@@ -51,7 +57,17 @@ def errors(*statuses: int) -> Responses:
 def generation_responses(model: type[BaseModel]) -> Responses:
     """Declares what a generation route can answer."""
     success = {"model": model, "description": "The answer", "content": {"text/event-stream": {"schema": _EVENT}}}
-    return {200: success, **errors(*_MEANINGS)}
+    return {200: success, **errors(*_GENERATION)}
+
+
+def command_errors(*more: int) -> Responses:
+    """Declares how commands to the cluster can be refused."""
+    return errors(*_COMMAND, *more)
+
+
+def stream_content(description: str) -> Responses:
+    """Declares that a 200 may come as server-sent events."""
+    return {200: {"description": description, "content": {"text/event-stream": {"schema": _EVENT}}}}
 
 
 def body_of(model: type[BaseModel]) -> dict[str, Any]:
@@ -90,5 +106,6 @@ def _describe(app: FastAPI) -> dict[str, Any]:
     for path in schema["paths"].values():
         for operation in path.values():
             # FastAPI promises its own 422; our validation errors are 400.
-            operation["responses"].pop("422", None)
+            if "HTTPValidationError" in str(operation["responses"].get("422")):
+                del operation["responses"]["422"]
     return schema

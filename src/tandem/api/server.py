@@ -65,6 +65,7 @@ class HttpServer:
 
         Streams that are ended so get an error event that says why.
         """
+        self.context.end_followers()
         error = UnavailableError("The server is shutting down: send the request again later.")
         await self._server.stop(deadline, lambda: self.context.running.abort_all(error))
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol
 
+from tandem.cli.membership import Membership
 from tandem.cli.output import command_name, note, print_event, stdout
 from tandem.cluster.node import InstanceStatus
 from tandem.config import Settings
@@ -20,7 +21,7 @@ class Announcer(Protocol):
     def listening(self, url: str) -> None:
         """The address is taken; models are about to load."""
 
-    def ready(self, url: str, instances: Sequence[InstanceStatus], needs_key: bool) -> None:
+    def ready(self, url: str, instances: Sequence[InstanceStatus], needs_key: bool, place: Membership) -> None:
         """Every model answers."""
 
     def stopping(self, running: int, seconds: float) -> None:
@@ -40,9 +41,10 @@ class EventAnnouncer:
         """`{"event": "listening", "url"}`"""
         print_event({"event": "listening", "url": url})
 
-    def ready(self, url: str, instances: Sequence[InstanceStatus], needs_key: bool) -> None:
-        """`{"event": "ready", "url", "models": [...]}`"""
-        print_event({"event": "ready", "url": url, "models": [_described(status) for status in instances]})
+    def ready(self, url: str, instances: Sequence[InstanceStatus], needs_key: bool, place: Membership) -> None:
+        """`{"event": "ready", "url", "models": [...], "cluster": {...}}`"""
+        models = [_described(status) for status in instances]
+        print_event({"event": "ready", "url": url, "models": models, "cluster": place.to_dict()})
 
     def stopping(self, running: int, seconds: float) -> None:
         """`{"event": "stopping", "running"}`"""
@@ -84,7 +86,7 @@ class HumanAnnouncer:
         """One line."""
         note(f"Listening on {url}; loading ...")
 
-    def ready(self, url: str, instances: Sequence[InstanceStatus], needs_key: bool) -> None:
+    def ready(self, url: str, instances: Sequence[InstanceStatus], needs_key: bool, place: Membership) -> None:
         """The block."""
         console = stdout()
 
@@ -105,6 +107,8 @@ class HumanAnnouncer:
         else:
             row("try", _curl(url, instances[0].model_id, needs_key))
             row("or", f"{command_name()} chat{_port_flag(url)}")
+        row("cluster", place.line())
+        row("", place.advice(), "bold red" if place.reach == "open" else "dim")
         row("stop", "Ctrl-C")
         console.print()
         sys.stdout.flush()

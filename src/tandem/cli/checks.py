@@ -51,6 +51,8 @@ class Finding:
 
 def run_checks(settings: Settings) -> list[Finding]:
     """Look at everything. Takes some seconds: MLX is started and measured in a process of its own."""
+    from tandem.cli.cluster_checks import cluster_findings
+
     return [
         _python(),
         _platform(),
@@ -61,6 +63,7 @@ def run_checks(settings: Settings) -> list[Finding]:
         _memory(),
         _home(settings),
         _port(settings),
+        *cluster_findings(settings),
         *_hub(settings),
     ]
 

@@ -53,6 +53,8 @@ TemperatureFlag = Annotated[
 SystemFlag = Annotated[str | None, typer.Option("--system", "-s", help="System message.")]
 SeedFlag = Annotated[int | None, typer.Option("--seed", help="Same seed, same request, same text.")]
 StatsFlag = Annotated[bool, typer.Option("--stats/--no-stats", help="Print tokens per second after an answer.")]
+FLAGS = {"node_name": "--name", "cluster_name": "--cluster", "cluster_peers": "--peers", "cluster_open": "--open"}
+"""Settings whose flags have shorter names."""
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -74,6 +76,7 @@ def load_settings(**flags: Any) -> Settings:
         faults = []
         for fault in error.errors():
             name = str(fault["loc"][0])
-            source = f"--{name.replace('_', '-')}" if name in given else f"TANDEM_{name.upper()}"
+            flag = FLAGS.get(name, f"--{name.replace('_', '-')}")
+            source = flag if name in given else f"TANDEM_{name.upper()}"
             faults.append(f"{source}={fault['input']}: {fault['msg']}")
         raise ConfigError(f"{'; '.join(faults)}. docs/settings.md describes every setting.") from error

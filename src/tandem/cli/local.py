@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import threading
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from tandem.cli.loading import interruptible, obtain, show_loading
 from tandem.cli.progress import progress_view
+from tandem.cluster.background import LoopThread
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import LocalInstances
 from tandem.config import Settings
 from tandem.errors import TandemError
 from tandem.models.store import ModelStore
 from tandem.types import Event, GenerationRequest
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -31,7 +29,7 @@ def local_answerer(settings: Settings, reference: str) -> Iterator[LocalAnswerer
     Raises:
         TandemError: it cannot be obtained or loaded.
     """
-    with _LoopThread() as loop:
+    with LoopThread() as loop:
         instances = LocalInstances(settings, node_id(settings.home))
         try:
             with progress_view() as view:
@@ -49,34 +47,10 @@ async def _launch(instances: LocalInstances, model: Any) -> str:
     return instances.launch(model, kv_port=-1)
 
 
-class _LoopThread:
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="node", daemon=True)
-
-    def __enter__(self) -> _LoopThread:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the loop and wait for it; an exception here (Ctrl-C) cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-
 class LocalAnswerer:
     """Answers from one instance."""
 
-    def __init__(self, loop: _LoopThread, instances: LocalInstances, instance_id: str) -> None:
+    def __init__(self, loop: LoopThread, instances: LocalInstances, instance_id: str) -> None:
         self._loop = loop
         self._instances = instances
         self._instance_id = instance_id

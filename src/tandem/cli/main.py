@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import chat, doctor, models, run, up
+from tandem.cli import chat, cluster, demo, doctor, instances, kv, links, models, run, status, up, verify
 from tandem.cli.failure import INTERRUPTED, describe_failure
 from tandem.cli.lazy import lazy_group
 
@@ -20,11 +20,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command("demo")(demo.demo)
 app.command("up")(up.up)
 app.command("run")(run.run)
 app.command("chat")(chat.chat)
 app.add_typer(models.app, name="models")
+app.command("status")(status.status)
+app.command("nodes")(status.nodes)
+app.command("place")(instances.place)
+app.add_typer(instances.app, name="instances")
+app.add_typer(links.app, name="links")
+app.add_typer(cluster.app, name="cluster")
 app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
+app.add_typer(kv.app, name="kv")
 app.add_typer(
     typer.Typer(
         cls=lazy_group("tandem.bench.cli", "app"),

@@ -20,6 +20,7 @@ _DOING = {
     "resolve": "looking up",
     "download": "downloading",
     "verify": "verifying",
+    "compare": "comparing",
     "convert": "converting",
     "copy": "copying",
     "load": "loading",

@@ -29,6 +29,7 @@ from tandem.types import (
 )
 
 CONNECT_SECONDS = 2.0
+CALL_SECONDS = 30.0
 SILENCE_SECONDS = 60.0
 """The server sends a comment every ten seconds, so a longer silence means that it is gone."""
 
@@ -82,6 +83,35 @@ class Server:
             ) from error
         finally:
             connection.close()
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout: float = CALL_SECONDS) -> Any:
+        """One request with a JSON answer.
+
+        Args:
+            timeout: seconds of silence after which the server is given up.
+
+        Raises:
+            TandemError: what the server said no with, as its own class.
+            UnavailableError: the server went away.
+        """
+        connection = self.connect(timeout)
+        try:
+            content = {"Content-Type": "application/json"} if body is not None else {}
+            connection.request(method, path, json.dumps(body) if body is not None else None, self.headers() | content)
+            response = connection.getresponse()
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(
+                f"The server at {self.url} does not answer: {error}. Is it still running?"
+            ) from error
+        finally:
+            connection.close()
+        if response.status >= 400:
+            raise _error(response.status, _json_object(text))
+        try:
+            return json.loads(text)
+        except ValueError as error:
+            raise UnavailableError(f"{self.url}{path} answers with something else than JSON. Is it Tandem?") from error
 
     def connect(self, timeout: float) -> http.client.HTTPConnection:
         """A connection to be opened by the first request. `timeout` in seconds, for every read."""

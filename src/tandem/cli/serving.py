@@ -15,6 +15,7 @@ from tandem.api.server import HttpServer, serve
 from tandem.cli.announce import Announcer, EventAnnouncer, HumanAnnouncer
 from tandem.cli.failure import INTERRUPTED
 from tandem.cli.loading import obtain, show_loading
+from tandem.cli.membership import membership
 from tandem.cli.output import note
 from tandem.cli.progress import progress_view
 from tandem.cluster.identity import HomeLock
@@ -75,7 +76,8 @@ class _Serving:
             node.serves_at(server.port)
             self._announcer.listening(server.url)
             if await self._unless_stopped(self._load(node)):
-                self._announcer.ready(server.url, node.local.instances(), bool(self._settings.api_key))
+                place = membership(self._settings, node.secret, node.node_id, node.state.nodes)
+                self._announcer.ready(server.url, node.local.instances(), bool(self._settings.api_key), place)
                 # While models load, the view says what fails; from now on only the log does.
                 _set_log_level(logging.INFO if self._verbose else logging.WARNING)
                 # What is here now stays for good: the collector need not walk it again under load.

@@ -30,7 +30,19 @@ def up(
     host: HostFlag = None,
     port: PortFlag = None,
     api_key: ApiKeyFlag = None,
-    open_: Annotated[bool, typer.Option("--open", help="Serve other machines although no API key is set.")] = False,
+    name: Annotated[
+        str | None, typer.Option("--name", help="This machine's name for people. [default: the computer's own]")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", help="Nodes of the same cluster name find each other. [default: tandem]")
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        typer.Option("--peers", metavar="HOST:PORT", help="A node to dial where multicast does not reach. Repeat."),
+    ] = None,
+    open_: Annotated[
+        bool, typer.Option("--open", help="Serve other machines, and let them join, without an API key and a secret.")
+    ] = False,
     max_batch: Annotated[
         int | None, typer.Option("--max-batch", help="Requests a model answers at the same time. [default: 8]")
     ] = None,
@@ -81,6 +93,10 @@ def up(
         host=host,
         port=port,
         api_key=api_key,
+        node_name=name,
+        cluster_name=cluster,
+        cluster_peers=",".join(peers) if peers else None,
+        cluster_open=open_ or None,
         max_batch=max_batch,
         max_queue=max_queue,
         context_length=context_length,

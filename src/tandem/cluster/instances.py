@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tandem.cluster.bus.config import any_host
+from tandem.cluster.serving import any_host
 from tandem.config import Settings, parse_addresses
 from tandem.engines.base import EngineName, EngineOptions, LoadProgress
 from tandem.engines.sim.profile import parse_sim_reference
@@ -183,7 +183,7 @@ class LocalInstances:
 
     @property
     def _kv_host(self) -> str:
-        return any_host().strip("[]") if self._secret or self._settings.cluster_open else "127.0.0.1"
+        return any_host() if self._secret or self._settings.cluster_open else "127.0.0.1"
 
     async def remove(self, instance_id: str) -> None:
         """Stop one instance.

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from tandem.cluster.bus.config import any_host
 from tandem.cluster.bus.secret import cluster_secret
 from tandem.cluster.commands import Commands
 from tandem.cluster.control import ControlPlane
@@ -25,6 +24,7 @@ from tandem.cluster.nodeport.server import Handler, NodePort
 from tandem.cluster.reconciler import Reconciler, instance_here
 from tandem.cluster.remote_status import statuses
 from tandem.cluster.router import Router
+from tandem.cluster.serving import any_host
 from tandem.cluster.state import ClusterState
 from tandem.config import Settings, parse_addresses
 from tandem.errors import ConfigError, InstanceNotReadyError, NotFoundError
@@ -101,7 +101,7 @@ class Node:
         self._link_rates = LinkRates(self.node_id, self.client, self.world, self.control.facts.set_links)
         self._reconciler = Reconciler(self.node_id, self.local, self.downloads.obtain, self._tell)
         self._router = Router(self.node_id, self.local, self.client, self.world)
-        host = any_host().strip("[]") if self.secret or self.settings.cluster_open else "127.0.0.1"
+        host = any_host() if self.secret or self.settings.cluster_open else "127.0.0.1"
         context = identity.server_context() if identity else None
         self._port = NodePort(self.node_id, self.local, self.models, self._handlers, host, 0, context)
         await self._port.start()

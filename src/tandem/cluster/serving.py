@@ -100,6 +100,16 @@ class AppServer:
         await self._task
 
 
+def any_host() -> str:
+    """The address that stands for all of this machine's: of both families where the kernel has both."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
 def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0][0]

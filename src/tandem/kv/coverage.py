@@ -33,6 +33,10 @@ class Coverage:
         Raises:
             ValueError: there are none, or some are there already. Nothing was added.
         """
+        if len(self._groups) == 1 and heads == self._groups[0][0]:
+            # The common case; the set refuses what it has already.
+            self._groups[0][1].add(*tokens)
+            return
         if self.overlaps(heads, tokens):
             raise ValueError(f"tokens {tokens} of heads {heads} overlap what is there")
         self._split(heads)

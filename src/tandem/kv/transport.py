@@ -148,20 +148,17 @@ class Transport:
             PeerSilentError, CancelledError: as for every wait.
         """
         views = [view for view in views if len(view)]
+        if self._tls is not None:
+            for view in views:
+                self._fill(view, patience, digest)
+            return
         index = offset = 0
         while index < len(views):
-            pieces = _pieces(views, index, offset, 1 if self._tls is not None else _MAX_VECTORS)
-            try:
-                count = self._receive_into(pieces)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                self._wait(select.POLLIN, patience)
-                continue
-            except ssl.SSLWantWriteError:
-                self._wait(select.POLLOUT, patience)
-                continue
+            pieces = _pieces(views, index, offset)
+            count = self._receive_some(pieces, patience)
             for piece in pieces:
                 here = min(count, len(piece))
-                if digest is not None and here:
+                if digest is not None:
                     digest.update(piece if here == len(piece) else piece[:here])
                 count -= here
                 offset += here
@@ -169,6 +166,24 @@ class Transport:
                     index, offset = index + 1, 0
                 if not count:
                     break
+
+    def _fill(self, view: memoryview, patience: Patience, digest: Digest | None) -> None:
+        """Fill one buffer from TLS, whose records of 16 KiB come one at a time."""
+        filled, digested, size = 0, 0, len(view)
+        while filled < size:
+            filled += self._receive_some([view[filled:]], patience)
+            if digest is not None and (filled == size or filled - digested >= _PIECE):
+                digest.update(view[digested:filled])
+                digested = filled
+
+    def _receive_some(self, pieces: list[memoryview], patience: Patience) -> int:
+        while True:
+            try:
+                return self._receive_into(pieces)
+            except (BlockingIOError, ssl.SSLWantReadError):
+                self._wait(select.POLLIN, patience)
+            except ssl.SSLWantWriteError:
+                self._wait(select.POLLOUT, patience)
 
     def take(self, view: memoryview) -> int:
         """Receive what is there already of `view`'s bytes, without waiting. Returns how many.
@@ -183,8 +198,14 @@ class Transport:
 
     def _receive_into(self, pieces: list[memoryview]) -> int:
         try:
-            one = len(pieces) == 1
-            count = self._socket.recv_into(pieces[0]) if one else self._socket.recvmsg_into(pieces)[0]
+            if self._tls is not None:
+                # What `recv_into` comes to, with a call less for each record. Its type stub knows only of bytes.
+                read: Any = self._tls.read
+                count: int = read(len(pieces[0]), pieces[0])
+            elif len(pieces) == 1:
+                count = self._socket.recv_into(pieces[0])
+            else:
+                count = self._socket.recvmsg_into(pieces)[0]
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except OSError as error:
@@ -267,12 +288,11 @@ def _after(views: list[memoryview], count: int) -> list[memoryview]:
     return []
 
 
-def _pieces(views: Sequence[memoryview], index: int, offset: int, most: int) -> list[memoryview]:
-    """What to receive next: from `offset` in buffer `index` on, at most `_PIECE` bytes in at most `most` buffers. No
-    buffer is empty."""
+def _pieces(views: Sequence[memoryview], index: int, offset: int) -> list[memoryview]:
+    """What to receive next: from `offset` in buffer `index` on, at most `_PIECE` bytes. No buffer is empty."""
     pieces: list[memoryview] = []
     room = _PIECE
-    while index < len(views) and room and len(pieces) < most:
+    while index < len(views) and room and len(pieces) < _MAX_VECTORS:
         view = views[index]
         left = len(view) - offset
         piece = view if not offset and left <= room else view[offset : offset + min(left, room)]

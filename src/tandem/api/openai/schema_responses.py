@@ -205,7 +205,7 @@ class ModelObject(ResponseModel):
     capabilities: list[str]
     reasoning_dialect: str
     aliases: list[str]
-    state: str = Field(description="`ready`, another state of its instance, or `downloaded`.")
+    state: str = Field(description="`ready`, another state of its instance, `downloaded`, or `known`.")
 
 
 class ModelList(ResponseModel):

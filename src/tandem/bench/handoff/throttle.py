@@ -87,7 +87,12 @@ class ThrottlingProxy:
                 client, _ = self._listener.accept()
             except OSError:
                 return
-            server = socket.create_connection((HOST, self._target))
+            try:
+                server = socket.create_connection((HOST, self._target))
+            except OSError:
+                # As a link to a machine that is not there: the client learns at once.
+                client.close()
+                continue
             for sock in (client, server):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for source, sink, down in ((client, server, False), (server, client, True)):

@@ -1,7 +1,7 @@
 """This machine's addresses, and a thread that notices when they change or when the machine slept.
 
-zenoh reads the interfaces once, when it opens: a node that was started without network, or whose address changed, is
-never found again unless its session is opened anew.
+A node that was started without network, or whose address changed, is never found again by zenoh unless its session is
+opened anew, with the new addresses spelt out.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ def addresses() -> frozenset[str]:
 
     IPv6 addresses made for privacy change daily and must not cost a reopening where they are not needed.
     """
+    found = by_family()
+    return found[socket.AF_INET] or found[socket.AF_INET6]
+
+
+def by_family() -> dict[int, frozenset[str]]:
+    """Addresses of both families, without those that mean something on one machine or one wire only."""
     found: dict[int, set[str]] = {socket.AF_INET: set(), socket.AF_INET6: set()}
     for entries in psutil.net_if_addrs().values():
         for entry in entries:
@@ -33,7 +39,7 @@ def addresses() -> frozenset[str]:
             address = ipaddress.ip_address(entry.address.partition("%")[0])
             if not (address.is_loopback or address.is_link_local or address.is_unspecified):
                 found[entry.family].add(str(address))
-    return frozenset(found[socket.AF_INET] or found[socket.AF_INET6])
+    return {family: frozenset(members) for family, members in found.items()}
 
 
 def continuous() -> float:
@@ -52,12 +58,12 @@ class Watch(threading.Thread):
         super().__init__(name="tandem-addresses", daemon=True)
         self._changed = changed
         self._clock = clock
-        self._stop = threading.Event()
+        self._ending = threading.Event()
         self._known = addresses()
 
     def run(self) -> None:
         last = self._clock()
-        while not self._stop.wait(INTERVAL):
+        while not self._ending.wait(INTERVAL):
             gap, last = self._clock() - last - INTERVAL, self._clock()
             now = addresses()
             if now != self._known:
@@ -70,6 +76,6 @@ class Watch(threading.Thread):
 
     def stop(self) -> None:
         """End the thread; returns when it has ended."""
-        self._stop.set()
+        self._ending.set()
         if self.is_alive():
             self.join(timeout=5 * INTERVAL)

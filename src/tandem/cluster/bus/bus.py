@@ -19,7 +19,7 @@ from tandem.cluster.bus.outbox import Outbox
 from tandem.cluster.bus.pump import CAPACITY, pump
 from tandem.cluster.bus.serving import Envelope, Handler, Service
 from tandem.cluster.bus.session import LinkChange, Session
-from tandem.errors import DeadlineError, NodeUnreachableError, PayloadTooLargeError, TandemError, UnavailableError
+from tandem.errors import DeadlineError, NodeLostError, PayloadTooLargeError, TandemError, UnavailableError
 from tandem.types import Failure
 
 ASKS = 64
@@ -152,7 +152,7 @@ class Bus:
         """One node's answer. `deadline` in seconds.
 
         Raises:
-            NodeUnreachableError: the node is not there, does not serve the topic, or died before it answered.
+            NodeLostError: the node is not there, does not serve the topic, or died before it answered.
             DeadlineError: no answer in time.
             TandemError: what the other side's handler raised.
         """
@@ -192,7 +192,7 @@ class Bus:
             )
             reply = replies.recv()
         except zenoh.ZError as error:
-            raise NodeUnreachableError(
+            raise NodeLostError(
                 f"Node {node_id} cannot be asked about '{topic}': it is not in the cluster (any more), or does not "
                 "serve that. See `tandem nodes` for who is there."
             ) from error
@@ -217,7 +217,7 @@ def _failure(payload: bytes, node_id: str) -> TandemError:
         return msgspec.msgpack.decode(payload, type=Failure).error()
     except msgspec.DecodeError:
         # zenoh's own errors are plain text.
-        return NodeUnreachableError(f"Node {node_id} did not answer: {payload[:200].decode(errors='replace')}.")
+        return NodeLostError(f"Node {node_id} did not answer: {payload[:200].decode(errors='replace')}.")
 
 
 def _too_late(node_id: str, topic: str, deadline: float) -> DeadlineError:

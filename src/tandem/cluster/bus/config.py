@@ -17,6 +17,7 @@ from typing import Literal
 
 import zenoh
 
+from tandem.cluster.bus.addresses import by_family
 from tandem.config import Settings, parse_addresses
 from tandem.errors import ConfigError
 from tandem.kv.tls import Identity
@@ -129,22 +130,29 @@ def _port(wanted: int, scheme: Literal["quic", "tcp"]) -> int:
         return wanted or free_port(scheme)
 
 
-def zenoh_config(options: BusOptions, identity: Identity | None, extra: tuple[str, ...] = ()) -> zenoh.Config:
-    """zenoh's configuration. `extra`: further endpoints to dial, in zenoh's form."""
+def zenoh_config(
+    options: BusOptions, identity: Identity | None, extra: tuple[str, ...] = (), *, ipv6: bool = True
+) -> zenoh.Config:
+    """zenoh's configuration for this machine's addresses of this moment.
+
+    Args:
+        extra: further endpoints to dial, in zenoh's form.
+        ipv6: listen on IPv6 addresses too, which may be too young to be listened on.
+    """
     os.environ.setdefault("ZENOH_RUNTIME", _RUNTIME)
     config = zenoh.Config()
-    host = "127.0.0.1" if options.loopback_only else any_host()
+    hosts, groups = _hosts(options, ipv6=ipv6)
     values = {
         "mode": "peer",
         "namespace": options.namespace,
-        "listen/endpoints": [f"{options.scheme}/{host}:{options.port}"],
+        "listen/endpoints": [f"{options.scheme}/{host}:{options.port}" for host in hosts],
         "connect/endpoints": list(dict.fromkeys([*(f"{options.scheme}/{peer}" for peer in options.peers), *extra])),
         "connect/retry": {"period_init_ms": 1000, "period_max_ms": 2000, "period_increase_factor": 1.5},
         # Whoever opens declares first and is found meanwhile.
         "open/return_conditions": {"connect_scouted": False, "declares": False},
         "scouting/multicast/enabled": options.discovery,
         "scouting/multicast/address": options.multicast,
-        "scouting/multicast/interface": "127.0.0.1" if options.loopback_only else "auto",
+        "scouting/multicast/interface": ",".join(groups),
         "scouting/multicast/autoconnect_strategy": "always",
         "scouting/gossip/autoconnect_strategy": "always",
         "transport/shared_memory/enabled": False,
@@ -170,14 +178,18 @@ def zenoh_config(options: BusOptions, identity: Identity | None, extra: tuple[st
     return config
 
 
-def any_host() -> str:
-    """The address that stands for all of this machine's: of both families where the kernel has both."""
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-            probe.bind(("::", 0))
-    except OSError:
-        return "0.0.0.0"
-    return "[::]"
+def _hosts(options: BusOptions, *, ipv6: bool) -> tuple[list[str], list[str]]:
+    """Where to listen, and the addresses of the interfaces for multicast.
+
+    All spelt out, as zenoh reads the interfaces once in the life of a process: what it calls all interfaces, and what
+    it tells others of its own address, would stay what they were when its first session was opened.
+    """
+    if options.loopback_only:
+        return ["127.0.0.1"], ["127.0.0.1"]
+    found = by_family()
+    fourth = sorted(found[socket.AF_INET])
+    sixth = [f"[{address}]" for address in sorted(found[socket.AF_INET6])] if ipv6 else []
+    return [*fourth, *sixth] or ["127.0.0.1"], fourth or ["127.0.0.1"]
 
 
 def free_port(scheme: Literal["quic", "tcp"]) -> int:

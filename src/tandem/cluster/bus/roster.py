@@ -179,6 +179,9 @@ class Roster:
         for node_id, life in list(self.joined.items()):
             if (reason := self._ended(node_id, life, now)) is not None:
                 del self.joined[node_id]
+                if reason == "restarted":
+                    # It would be the older of two otherwise, and come back.
+                    self._lives[node_id, life].heard = float("-inf")
                 events.append(Left(node_id, life, reason))
         for (node_id, life), known in sorted(self._lives.items(), key=lambda item: -self._age(item[1], now)):
             if node_id not in self.joined and node_id != self.node_id and known.alive(now) and known.token:
@@ -206,6 +209,10 @@ class Roster:
         """The joined nodes' last heartbeats, by node id."""
         found = {node_id: self._lives[node_id, life].beat for node_id, life in self.joined.items()}
         return {node_id: beat for node_id, beat in found.items() if beat is not None}
+
+    def heard(self) -> dict[str, float]:
+        """When each node that is there was heard last, on the clock of the other calls."""
+        return {node_id: self._lives[node_id, life].heard for node_id, life in self.joined.items()}
 
     def unlinked(self, now: float) -> dict[Key, tuple[str, ...]]:
         """Lives that joined nodes see alive and this side does not, with their endpoints."""

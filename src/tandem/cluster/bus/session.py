@@ -14,15 +14,15 @@ import zenoh
 
 from tandem.cluster.bus.addresses import Watch
 from tandem.cluster.bus.config import BusOptions, zenoh_config
-from tandem.cluster.bus.linger import switch_linger_off
 from tandem.cluster.bus.pump import pump
+from tandem.cluster.bus.sockets import release_udp_port, switch_linger_off
 from tandem.errors import ConfigError
 from tandem.kv.tls import identity_for
 
 CLOSE_DEADLINE = 10.0
 """Longest wait for zenoh to close, in seconds; usually milliseconds."""
-RETRY = 1.0
-"""Seconds between attempts to open anew."""
+RETRY, RETRY_LONGEST = 0.1, 2.0
+"""Seconds between attempts to open anew, doubling; a port may take a moment until it is free again."""
 _log = logging.getLogger(__name__)
 
 
@@ -129,6 +129,7 @@ class Session:
             self._extra = tuple(dict.fromkeys([*endpoints, *self._extra]))[:64]
             _log.info("opening the cluster's session anew: %s", reason)
             await asyncio.to_thread(self._close_now)
+            wait = RETRY
             while not self._closed:
                 self._on_reopened(reason)
                 try:
@@ -136,7 +137,10 @@ class Session:
                     return
                 except zenoh.ZError as error:
                     _log.warning("the cluster's session cannot be opened, trying again: %s", error)
-                    await asyncio.sleep(RETRY)
+                    await asyncio.sleep(wait)
+                    if self.options.scheme == "quic" and release_udp_port(self.options.port):
+                        _log.info("port %d was still held by the closed session", self.options.port)
+                    wait = min(2 * wait, RETRY_LONGEST)
 
     async def declare(self, make: Declare) -> Declaration:
         """Declare now and on every later session."""
@@ -182,7 +186,10 @@ class Session:
             task.add_done_callback(self._reopening.discard)
 
     def _open_now(self) -> None:
-        session = zenoh.open(zenoh_config(self.options, self._identity, self._extra))
+        try:
+            session = zenoh.open(zenoh_config(self.options, self._identity, self._extra))
+        except zenoh.ZError:
+            session = zenoh.open(zenoh_config(self.options, self._identity, self._extra, ipv6=False))
         # Without a close the interpreter hangs in its exit.
         atexit.register(self._close_now)
         listener = session.info.declare_link_events_listener(zenoh.handlers.FifoChannel(1024), history=True)

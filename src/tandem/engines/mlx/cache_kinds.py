@@ -89,6 +89,9 @@ def put_entries(cache: Any, entries: Sequence[Entries], end: int) -> None:
         entries: consecutive entries whose last one is token `end - 1`. A *tokens* cache needs all from token 0, a
             *window* cache the last `min(end, max_size)`.
     """
+    if kind_of(cache) == "tokens":
+        # With room for what comes next, as the cache itself would make it, by copying all of this once more.
+        entries = [*entries, _room(entries[-1], cache.step - end % cache.step)]
     keys, values = tree_map(lambda *parts: mx.concatenate(parts, axis=2), *entries)
     if kind_of(cache) == "window":
         kept = min(end, cache.max_size)
@@ -96,6 +99,20 @@ def put_entries(cache: Any, entries: Sequence[Entries], end: int) -> None:
         cache._idx = kept
     cache.keys, cache.values = keys, values
     cache.offset = end
+
+
+def _room(entries: Entries, tokens: int) -> Entries:
+    return tree_map(lambda part: mx.zeros((*part.shape[:-2], tokens, part.shape[-1]), part.dtype), entries)
+
+
+def straighten(cache: Any) -> None:
+    """Put what a *window* cache holds into the order of its tokens.
+
+    Single tokens are written round a ring. Attention over a ring that begins elsewhere adds the same numbers up in
+    another order, so that its last bits would depend on where the entries came from.
+    """
+    cache.keys, cache.values = cache._temporal_order(cache.keys), cache._temporal_order(cache.values)
+    cache._idx = cache.keys.shape[2]
 
 
 def take_state(cache: Any) -> Any:

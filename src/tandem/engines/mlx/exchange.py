@@ -111,4 +111,7 @@ def commit(
         put_entries(leaf, pieces, end)
         mx.eval(leaf.state)
         staging.release(index)
+        # Or the allocator keeps what copying took, beside all that is still staged.
+        del pieces
+        mx.clear_cache()
     return cache

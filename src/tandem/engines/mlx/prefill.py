@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-from tandem.engines.mlx.cache_kinds import leaves
+from tandem.engines.mlx.cache_kinds import kind_of, leaves, straighten
 from tandem.engines.mlx.logprobs import score
 from tandem.engines.mlx.prefix_cache import BLOCK_TOKENS
 from tandem.models.output.scores import TokenScore
@@ -81,8 +81,13 @@ class Prefill:
         logits = self._model(chunk, cache=self.cache)
         if self._alternatives is not None:
             self._keep_scores(logits[0], end, self._alternatives)
-        mx.eval([leaf.state for leaf in leaves(self.cache)])
         processed = end - self.position
+        if processed == 1:
+            # So that a cache looks the same whether it was computed here, handed over, or kept for a while.
+            for leaf in leaves(self.cache):
+                if kind_of(leaf) == "window":
+                    straighten(leaf)
+        mx.eval([leaf.state for leaf in leaves(self.cache)])
         self.position = end
         return processed
 

@@ -1,0 +1,1 @@
+"""Whether hand-offs give what this machine computes by itself: `tandem verify`."""
