@@ -26,7 +26,8 @@ from tests.cluster.netns import TOOL_PATH, Machine
 
 PROGRAM = Path(__file__).with_name("up_program.py")
 SECRET = "a secret of the test's own"
-START_SECONDS = 40.0
+START_SECONDS = 120.0
+"""Of a machine that does much else, too."""
 API_PORT = 8000
 CLONE_NEWNET = 0x40000000
 
