@@ -27,7 +27,8 @@ TandemError
 ├── DeadlineError              504  a wait reached its deadline
 ├── ModelError                 500  a model could not be found, read, converted or checked
 │   ├── UnsupportedModelError  500  architecture or quantisation we do not read
-│   ├── DownloadError          500  the hub said no, or the transfer broke
+│   ├── DownloadError          500  the hub or another node said no, or the transfer broke
+│   │   └── NoSpaceError       507  the model does not fit on the disk
 │   └── CorruptModelError      500  the files are not what they claim to be
 ├── StorageError               500  the data folder could not be read or written
 │   ├── DiskFullError          507  there is no room left on its disk
@@ -186,6 +187,11 @@ class UnsupportedModelError(ModelError):
 class DownloadError(ModelError):
     permanent = False
     code = "download_error"
+
+
+class NoSpaceError(DownloadError):
+    status = 507
+    code = "no_space"
 
 
 class CorruptModelError(ModelError):

@@ -119,6 +119,11 @@ class Machine:
         for namespace, device in ((self.namespace, "eth0"), (self.network.switch, self.port)):
             run("ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device, *tbf(megabits))
 
+    def unrate(self) -> None:
+        """Undo `rate`."""
+        for namespace, device in ((self.namespace, "eth0"), (self.network.switch, self.port)):
+            run("ip", "netns", "exec", namespace, "tc", "qdisc", "delete", "dev", device, "root")
+
     def block(self, destinations: Iterable[str]) -> None:
         """Drop every packet to and from these addresses or networks, in place of those blocked before."""
         self._blocked = list(destinations)

@@ -97,6 +97,16 @@ def test_links(mine, theirs, links, kind) -> None:
     assert one.rank(other) == other.rank(one) == (NO_LINK if kind is None else LINK_RANK[kind])
 
 
+def test_a_container_is_reached_by_the_only_cable_it_has() -> None:
+    loopback = Interface("lo", "127.0.0.1", "loopback")
+    one, other = (node(n, interfaces=(loopback, Interface("eth0", f"172.20.0.{n}", "virtual"))) for n in (1, 2))
+    assert addresses(other, one, ()) == ["172.20.0.2"]
+    assert addresses(other, one, (rate(2, "172.20.0.2", 1e9),)) == ["172.20.0.2"]
+    assert Reach.of(one).rank(Reach.of(other)) == LINK_RANK["unknown"]
+    bridge = Interface("docker0", "172.17.0.1", "virtual")
+    assert addresses(node(3, interfaces=(loopback, bridge)), one, ()) == []
+
+
 def test_ports() -> None:
     assert with_port("10.0.0.1", 5) == "10.0.0.1:5"
     assert with_port("fe80::1%en0", 5) == "[fe80::1%en0]:5"

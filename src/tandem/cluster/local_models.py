@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tandem.engines.sim.profile import is_sim_reference
 from tandem.errors import InstanceNotReadyError, NotFoundError
-from tandem.models.store import LocalModel, ModelStore
+from tandem.models.manifest import sendable
+from tandem.models.store import LocalModel, ModelStore, is_path
 
 
 class LocalModels:
@@ -68,9 +69,10 @@ class LocalModels:
         Raises:
             NotFoundError: the model, or in it the file, is not here.
         """
-        model = self._store.find(model_id)
-        found = (model.path / path).resolve() if model is not None and model.ready else None
-        if model is None or found is None or not found.is_relative_to(model.path.resolve()) or not found.is_file():
+        model = None if is_path(model_id) or not sendable(path, []) else self._store.find(model_id)
+        found = model.path / path if model is not None and model.ready else None
+        # Where nothing on the way below the folder is a link, the path is what it says.
+        if model is None or found is None or found.resolve() != model.path.resolve() / path or not found.is_file():
             raise NotFoundError(f"This node has no file {path} of {model_id}.")
         return found
 

@@ -13,9 +13,11 @@ import msgspec
 from tandem.cluster.bus.secret import cluster_secret
 from tandem.cluster.commands import Commands
 from tandem.cluster.control import ControlPlane
+from tandem.cluster.downloads import Downloads
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import InstanceStatus, LocalInstances
 from tandem.cluster.intents import effective_links
+from tandem.cluster.link_rates import LinkRates
 from tandem.cluster.local_models import LocalModels, reference_to
 from tandem.cluster.nodeport.client import NodeClient
 from tandem.cluster.nodeport.server import Handler, NodePort
@@ -48,7 +50,8 @@ class Node:
 
     Attributes:
         local: the instances on this machine.
-        store, models: what is on its disks, and on its way there.
+        store, models: what is on its disks.
+        downloads: what is on its way there; and the same on other nodes.
         control: what is known of the cluster.
         commands: what can be asked of it.
         client: for speaking to other nodes directly.
@@ -69,6 +72,8 @@ class Node:
         self.control: ControlPlane
         self.commands: Commands
         self.client: NodeClient
+        self.downloads: Downloads
+        self._link_rates: LinkRates
         self._reconciler: Reconciler
         self._router: Router
         self._port: NodePort
@@ -91,14 +96,20 @@ class Node:
             self.settings, self.node_id, self.secret, on_left=self._left, on_conflict=on_conflict
         )
         self.commands = Commands(self.control, self.world)
-        self._reconciler = Reconciler(self.node_id, self.local, self.models.obtain, self._tell)
+        self.downloads = Downloads(self.node_id, self.store, self.models, self.client, self.control)
+        self._handlers.update(self.downloads.handlers)
+        self._link_rates = LinkRates(self.node_id, self.client, self.world, self.control.facts.set_links)
+        self._reconciler = Reconciler(self.node_id, self.local, self.downloads.obtain, self._tell)
         self._router = Router(self.node_id, self.local, self.client, self.world)
         host = any_host() if self.secret or self.settings.cluster_open else "127.0.0.1"
         context = identity.server_context() if identity else None
         self._port = NodePort(self.node_id, self.local, self.models, self._handlers, host, 0, context)
         await self._port.start()
-        await self.control.start()
+        # With the very first facts: whoever sees this node may ask it something.
         self.control.facts.set_ports(api_port=None, node_port=self._port.port)
+        await self.control.start()
+        self.downloads.begin()
+        self._link_rates.start()
         self.local.on_change(self._tell)
         self._task = asyncio.create_task(self._follow(), name="reconcile")
 
@@ -110,6 +121,8 @@ class Node:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
             await self._reconciler.stop()
+            await self._link_rates.stop()
+            await self.downloads.stop()
             await self.control.stop()
             await self.client.close()
             await self._port.stop()

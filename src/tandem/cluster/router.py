@@ -9,8 +9,8 @@ from functools import partial
 
 from tandem.cluster.instances import LocalInstances
 from tandem.cluster.nodeport.client import NodeClient
-from tandem.errors import NodeLostError, TandemError, UnavailableError
-from tandem.placement.addresses import addresses, with_port
+from tandem.cluster.ways import ways_to
+from tandem.errors import TandemError, UnavailableError
 from tandem.placement.routing import Asked, Refused, Route, choose
 from tandem.placement.world import World
 from tandem.runner.stream import Stream
@@ -87,10 +87,7 @@ class Router:
     def _start(self, route: Route, world: World, request: GenerationRequest) -> Stream:
         if route.node_id == self._node_id:
             return self._local.submit(route.instance_id, request)
-        there, here = world.nodes[route.node_id], world.nodes.get(self._node_id)
-        if there.node_port is None or here is None:
-            raise NodeLostError(f"Node {route.node_id} has not said where it can be reached. Try again in a second.")
-        ways = [with_port(address, there.node_port) for address in addresses(there, here, here.links)]
+        ways = ways_to(route.node_id, world.nodes, self._node_id)
         return self._client.generate(route.node_id, ways, route.instance_id, request)
 
     def _forget_shown(self, world: World) -> None:

@@ -52,10 +52,15 @@ def publish(folder: Path, target: Path) -> None:
 @contextmanager
 def locked(target: Path) -> Iterator[None]:
     """Hold the lock that guards `target`, over threads and processes. Waits as long as the holder works."""
+    with lock_of(target):
+        yield
+
+
+def lock_of(target: Path) -> FileLock:
+    """The lock that guards `target`, not held. Any thread may release what another acquired."""
     folder = target.parent / LOCKS
     folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(folder / f"{target.name}.lock"):
-        yield
+    return FileLock(folder / f"{target.name}.lock", thread_local=False)
 
 
 def sweep(folder: Path, held: str | None = None) -> list[Path]:

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from fnmatch import fnmatch
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,19 +20,16 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from tandem.errors import CancelledError, DownloadError, UnsupportedModelError
+from tandem.models.disk import RESERVE, check_disk_space
 from tandem.models.hub_errors import hub_errors, offline_message
 from tandem.models.meter import Meter
 from tandem.models.progress import ProgressCallback, ignore_progress
+from tandem.models.wanted import is_wanted
 
-WANTED = ("*.safetensors", "*.json", "*.model", "*.tiktoken", "merges.txt", "vocab.txt", "*.jinja", "LICENSE*")
-"""Patterns of the top-level files that a model needs, or is distributed under."""
-WANTED_FOLDERS = ("additional_chat_templates/*.jinja",)
 PARTIAL_SUFFIX = ".part"
 WORKERS = 4
 ATTEMPTS = 2
 """How often a file that arrives damaged is fetched."""
-RESERVE = 256 << 20
-"""Bytes that a download leaves free on the disk."""
 HASH_CHUNK = 4 << 20
 
 
@@ -89,7 +83,7 @@ def list_repository(repository: str, *, revision: str | None = None, offline: bo
         if entry.lfs is not None
         else HubFile(entry.path, entry.size, entry.blob_id, False)
         for entry in entries
-        if _is_wanted(entry.path, [other.path for other in entries])
+        if is_wanted(entry.path, [other.path for other in entries])
     )
     if not any(file.path.endswith(".safetensors") for file in files):
         gguf = [entry.path for entry in entries if entry.path.endswith(".gguf")]
@@ -108,13 +102,14 @@ def download(listing: Listing, staging: Path, progress: ProgressCallback = ignor
     The caller holds a lock that guards `staging`. On return it holds the listed files, checked, and nothing else.
 
     Raises:
-        DownloadError: too little disk space, transfer broken, a file damaged twice.
+        NoSpaceError: too little disk space.
+        DownloadError: transfer broken, a file damaged twice.
     """
     staging.mkdir(parents=True, exist_ok=True)
     _drop_unlisted(listing, staging)
     arrived = sum(file.size for file in listing.files if (staging / file.path).is_file())
     partial = sum(path.stat().st_size for path in staging.rglob(f"*{PARTIAL_SUFFIX}"))
-    check_disk_space(staging, listing.size - arrived - partial, listing.repository)
+    check_disk_space(staging, listing.size - arrived - partial, listing.repository, RESERVE)
     meter = Meter("download", listing.size, progress)
     missing = [file for file in listing.files if not (staging / file.path).is_file()]
     meter.add(arrived)
@@ -131,18 +126,6 @@ def download(listing: Listing, staging: Path, progress: ProgressCallback = ignor
         failures.sort(key=lambda error: isinstance(error, CancelledError))
         if failures:
             raise meter.cause or failures[0]
-
-
-def check_disk_space(folder: Path, needed: int, what: str) -> None:
-    """Raises:
-    DownloadError: `needed` bytes would leave less than a small reserve on `folder`'s disk.
-    """
-    free = shutil.disk_usage(folder).free
-    if needed + RESERVE > free:
-        raise DownloadError(
-            f"{what} needs {needed / 1e9:.1f} GB more in {folder}, where {free / 1e9:.1f} GB are free. Free some "
-            "space, or set TANDEM_HOME to a folder on a larger disk."
-        )
 
 
 def file_digest(path: Path, *, large: bool) -> str:
@@ -194,17 +177,6 @@ def _transfer(listing: Listing, file: HubFile, partial: Path, meter: Meter) -> N
                 displayed_filename=file.path,
                 tqdm_class=meter.bar_class(),
             )
-
-
-def _is_wanted(path: str, all_paths: Sequence[str]) -> bool:
-    if ".." in path.split("/"):
-        return False
-    if "/" in path:
-        return any(fnmatch(path, pattern) for pattern in WANTED_FOLDERS)
-    # Some repositories hold the same weights once more in their makers' own layout.
-    if path.startswith("consolidated") and any(fnmatch(other, "model*.safetensors") for other in all_paths):
-        return False
-    return any(fnmatch(path, pattern) for pattern in WANTED)
 
 
 def _drop_unlisted(listing: Listing, staging: Path) -> None:

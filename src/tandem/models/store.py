@@ -53,7 +53,7 @@ class ModelStore:
             NotFoundError: a path that does not exist.
             ModelError: it names something that is here and cannot be used.
         """
-        if _is_path(reference):
+        if is_path(reference):
             return self.inventory.at(Path(reference).expanduser())
         entries = self.inventory.entries()
         card = self.cards.get(reference)
@@ -134,7 +134,7 @@ class ModelStore:
         """
         stored = self.settings.models_dir / file_name(model_id)
         broken = model_id.casefold() in (name.casefold() for name in self.problems())
-        model = None if _is_path(model_id) or broken else self.find(model_id)
+        model = None if is_path(model_id) or broken else self.find(model_id)
         if model is None:
             unfinished = self.settings.models_dir / DOWNLOADS / stored.name
             doomed = stored if broken and stored.is_dir() else unfinished
@@ -217,7 +217,8 @@ class ModelStore:
         return f"No model is called {reference!r}.{hint} `tandem models list` shows those on this machine."
 
 
-def _is_path(reference: str) -> bool:
+def is_path(reference: str) -> bool:
+    """Whether `reference` names a place on this machine rather than a model."""
     return reference.startswith(("/", "./", "../", "~")) or reference in (".", "..") or reference.endswith(".gguf")
 
 

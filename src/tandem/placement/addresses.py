@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from tandem.types.facts import Interface, InterfaceKind, LinkRate, NodeFacts
 
 LinkKind: TypeAlias = Literal["loopback", "thunderbolt", "ethernet", "wifi", "unknown"]
@@ -60,11 +62,18 @@ def is_reachable(address: str) -> bool:
 
 
 def usable(facts: NodeFacts) -> tuple[Interface, ...]:
-    """The interfaces by which other machines may reach the node."""
+    """The interfaces by which other machines may reach the node.
+
+    A container that has nothing but its end of a virtual cable is reached by that, of whatever kind it is.
+    """
+    up = [interface for interface in facts.interfaces if interface.up and is_reachable(interface.address)]
+    real = tuple(interface for interface in up if interface.kind in _KINDS and not is_virtual(interface))
+    if real:
+        return real
     return tuple(
-        interface
-        for interface in facts.interfaces
-        if interface.up and interface.kind in _KINDS and not is_virtual(interface) and is_reachable(interface.address)
+        msgspec.structs.replace(interface, kind="unknown")
+        for interface in up
+        if interface.kind == "virtual" and not interface.name.lower().startswith(VIRTUAL_NAMES)
     )
 
 
@@ -82,6 +91,8 @@ def measured_kind(facts: NodeFacts, address: str) -> LinkKind | None:
     plain = address.partition("%")[0]
     for interface in facts.interfaces:
         if interface.address == plain:
+            if interface.kind == "virtual" and any(own.address == plain for own in usable(facts)):
+                return "unknown"
             return None if is_virtual(interface) or not interface.up else _KINDS.get(interface.kind)
     return "unknown"
 
@@ -92,6 +103,7 @@ class Reach:
 
     Attributes:
         addresses: by which other machines may reach it.
+        proven: those of them that no container's network has, so that no two machines share them.
         networks: that it is in, with the best rank of its interfaces there.
         listed: rank of the interface of every address, None where it must not be used.
         measured: addresses that it reached other nodes at, by node.
@@ -99,6 +111,7 @@ class Reach:
 
     facts: NodeFacts
     addresses: frozenset[str]
+    proven: frozenset[str]
     networks: dict[str, int]
     listed: dict[str, int | None]
     measured: dict[str, list[str]]
@@ -121,15 +134,17 @@ class Reach:
         for rate in facts.links:
             if is_reachable(rate.address):
                 measured.setdefault(rate.node_id, []).append(rate.address)
-        return cls(facts, frozenset(interface.address for interface in interfaces), networks, listed, measured)
+        found = frozenset(interface.address for interface in interfaces)
+        virtual = {interface.address for interface in facts.interfaces if is_virtual(interface)}
+        return cls(facts, found, found - virtual, networks, listed, measured)
 
     def same_machine(self, other: Reach) -> bool:
         """Whether two nodes run on one machine, as far as their addresses tell.
 
         They do if they share an address that is not a container's; or if neither has one and all they have is equal.
         """
-        if self.addresses or other.addresses:
-            return not self.addresses.isdisjoint(other.addresses)
+        if self.proven or other.proven:
+            return not self.proven.isdisjoint(other.proven)
         one, two = self.facts, other.facts
         return bool(one.interfaces) and one.interfaces == two.interfaces and one.device == two.device
 

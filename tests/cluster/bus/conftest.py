@@ -17,13 +17,6 @@ def nodes(tmp_path: Path) -> Iterator[Nodes]:
         yield found
 
 
-@pytest.fixture(scope="session")
-def namespaces() -> None:
-    """Skips where machines cannot be made."""
-    if reason := netns.missing():
-        pytest.skip(reason)
-
-
 @pytest.fixture
 def network(namespaces: None) -> Iterator[netns.Network]:
     with netns.Network() as found:

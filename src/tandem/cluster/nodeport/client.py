@@ -6,9 +6,11 @@ import asyncio
 import itertools
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import msgspec
@@ -45,12 +47,17 @@ class NodeClient:
         )
         self._ids = itertools.count(1)
         self._pumps: dict[str, set[asyncio.Task[None]]] = {}
+        self._open_to: Counter[str] = Counter()
 
     async def close(self) -> None:
         """End every stream and connection."""
         for node_id in list(self._pumps):
             self.lost(node_id, "this node is stopping")
         await self._client.aclose()
+
+    def busy(self, node_id: str) -> bool:
+        """Whether anything is being asked of a node now."""
+        return self._open_to[node_id] > 0
 
     def lost(self, node_id: str, reason: str) -> None:
         """A node is gone: whatever it was asked ends now, instead of after its silence was noticed."""
@@ -128,7 +135,7 @@ class NodeClient:
         Raises:
             NodeLostError, NotFoundError: the node, or there the file, is not there.
         """
-        target = f"/models/{model_id}/files/{path}"
+        target = f"/models/{quote(model_id)}/files/{quote(path)}"
         headers = {"range": f"bytes={start}-"} if start else {}
         try:
             async with self._open("GET", node_id, addresses, target, headers=headers) as response:
@@ -168,22 +175,29 @@ class NodeClient:
         **more: Any,
     ) -> AsyncIterator[httpx.Response]:
         """A response whose status says success, from the first address that can be connected to."""
-        timeout = httpx.Timeout(read or SILENCE_SECONDS, connect=CONNECT_SECONDS)
-        failure: httpx.HTTPError | None = None
-        for address in addresses:
-            request = self._client.build_request(method, f"{self._scheme}://{address}{target}", timeout=timeout, **more)
-            try:
-                response = await self._client.send(request, stream=True)
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                failure = error
-                continue
+        self._open_to[node_id] += 1
+        try:
+            response = await self._connect(method, node_id, addresses, target, read or SILENCE_SECONDS, **more)
             try:
                 if not response.is_success:
                     raise _refusal(await response.aread())
                 yield response
             finally:
                 await response.aclose()
-            return
+        finally:
+            self._open_to[node_id] -= 1
+
+    async def _connect(
+        self, method: str, node_id: str, addresses: Sequence[str], target: str, read: float, **more: Any
+    ) -> httpx.Response:
+        timeout = httpx.Timeout(read, connect=CONNECT_SECONDS)
+        failure: httpx.HTTPError | None = None
+        for address in addresses:
+            request = self._client.build_request(method, f"{self._scheme}://{address}{target}", timeout=timeout, **more)
+            try:
+                return await self._client.send(request, stream=True)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                failure = error
         if failure is None:
             raise NodeLostError(f"No address of node {node_id} is known. Is it in another network?")
         raise _lost(node_id, failure)

@@ -24,7 +24,7 @@ from tandem.cluster.nodeport.messages import (
     generate_decoder,
 )
 from tandem.cluster.serving import AppServer
-from tandem.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, TandemError
+from tandem.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, QueueFullError, TandemError
 from tandem.runner.stream import Stream
 from tandem.types import Failure, GenerationRequest
 
@@ -72,6 +72,7 @@ class NodePort:
         self._instances = instances
         self._files = files
         self._commands = commands
+        self._probed = False
         routes = [
             Route("/identity", self._identity),
             Route("/generate", self._generate, methods=["POST"]),
@@ -120,7 +121,19 @@ class NodePort:
         size = request.query_params.get("bytes", "0")
         if not size.isdecimal() or int(size) > MAX_PROBE_BYTES:
             raise InvalidRequestError(f"bytes={size} is no number up to {MAX_PROBE_BYTES}.", param="bytes")
-        return StreamingResponse(_zeros(int(size)), media_type=MEDIA_TYPE)
+        if int(size) <= len(PROBE_PIECE):
+            return Response(PROBE_PIECE[: int(size)], media_type=MEDIA_TYPE)
+        if self._probed:
+            raise QueueFullError("Another node is measuring its link to this one.", retry_after=1.0)
+        return StreamingResponse(self._zeros(int(size)), media_type=MEDIA_TYPE)
+
+    async def _zeros(self, size: int) -> AsyncIterator[bytes]:
+        self._probed = True
+        try:
+            for start in range(0, size, len(PROBE_PIECE)):
+                yield PROBE_PIECE[: size - start]
+        finally:
+            self._probed = False
 
     async def _file(self, request: Request) -> Response:
         model_id, path = request.path_params["model_id"], request.path_params["path"]
@@ -145,11 +158,6 @@ async def _frames(stream: Stream) -> AsyncIterator[bytes]:
         yield frame([Failure.of(error)])
     finally:
         await stream.aclose()
-
-
-async def _zeros(size: int) -> AsyncIterator[bytes]:
-    for start in range(0, size, len(PROBE_PIECE)):
-        yield PROBE_PIECE[: size - start]
 
 
 async def _body(request: Request) -> bytes:
