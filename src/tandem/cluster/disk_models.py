@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tandem.cluster.keeping import background
+from tandem.cluster.tasks import background
 from tandem.models.store import LocalModel, ModelStore
 from tandem.types.facts import DownloadFact
 

@@ -15,11 +15,11 @@ from tandem.cluster.disk_models import DiskModels, complete
 from tandem.cluster.download_job import DownloadJob
 from tandem.cluster.facts.throttle import Throttle
 from tandem.cluster.fetching import Fetcher
-from tandem.cluster.keeping import background
 from tandem.cluster.local_models import LocalModels
 from tandem.cluster.neighbours import DIGEST, FILES, Neighbours, text_of
 from tandem.cluster.nodeport.client import NodeClient
 from tandem.cluster.nodeport.server import Handler
+from tandem.cluster.tasks import background
 from tandem.cluster.ways import ways_to
 from tandem.engines.sim.profile import is_sim_reference
 from tandem.errors import (

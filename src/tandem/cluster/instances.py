@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +23,8 @@ from tandem.runner.messages import CacheIdentity
 from tandem.runner.stream import Stream
 from tandem.runner.supervisor import RunnerState, Supervisor
 from tandem.types import EngineLoad, GenerationRequest, ModelInfo
+
+logger = logging.getLogger("tandem.cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class LocalInstance:
     instance_id: str
     card: ModelCard
     supervisor: Supervisor
+    launched_with: dict[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
 
     @property
@@ -98,6 +102,7 @@ class LocalInstances:
     def __init__(self, settings: Settings, node_id: str, secret: str = "") -> None:
         self._settings = settings
         self._secret = secret
+        self._identity = identity_for(secret, node_id)
         self._node_id = node_id
         self._by_id: dict[str, LocalInstance] = {}
         self._listeners: set[Callable[[], None]] = set()
@@ -155,7 +160,7 @@ class LocalInstances:
             engine = self._options(card, "mlx", path=str(model.path), **options)
         instance_id = instance_id or str(uuid.uuid4())
         supervisor = Supervisor(instance_id, engine, self._settings, self._notify)
-        self._by_id[instance_id] = LocalInstance(instance_id, card, supervisor)
+        self._by_id[instance_id] = LocalInstance(instance_id, card, supervisor, options)
         supervisor.start()
         return instance_id
 
@@ -197,8 +202,12 @@ class LocalInstances:
 
     async def stop(self) -> None:
         """Stop every instance, ending their streams with an error."""
-        await asyncio.gather(*(instance.supervisor.stop() for instance in self._by_id.values()))
+        instances = list(self._by_id.values())
         self._by_id.clear()
+        results = await asyncio.gather(*(one.supervisor.stop() for one in instances), return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                logger.error("an instance did not stop in order", exc_info=result)
 
     async def wait_ready(self, instance_id: str, deadline: float | None = None) -> None:
         """Wait until an instance is ready.
@@ -236,22 +245,30 @@ class LocalInstances:
         """
         return self.get(instance_id).supervisor.submit(request)
 
-    def name_peers(self, instance_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
-        """Replace the KV ports (`host:port`) that may prefill for an instance, from its next prompt on.
+    def check_peers(self, instance_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
+        """KV ports (`host:port`) that could prefill for an instance, as they would be used.
 
         Raises:
             NotFoundError: it does not run here.
             InvalidRequestError: an address has another form, or would need a cluster secret.
         """
-        instance = self.get(instance_id)
+        self.get(instance_id)
         try:
             peers = parse_addresses(addresses)
-            identity = identity_for(self._secret, self._node_id)
             for peer in peers:
                 host = peer.rpartition(":")[0].strip("[]")
-                require_secret(host, identity, open_to_all=self._settings.cluster_open)
+                require_secret(host, self._identity, open_to_all=self._settings.cluster_open)
         except (ValueError, ConfigError) as error:
             raise InvalidRequestError(f"prefill_peers: {error}", param="prefill_peers") from error
-        if instance.supervisor.options.prefill_peers != peers:
-            instance.supervisor.name_peers(peers)
         return peers
+
+    def name_peers(self, instance_id: str, addresses: Iterable[str]) -> None:
+        """Replace the KV ports that may prefill for an instance, from its next prompt on.
+
+        Raises:
+            NotFoundError, InvalidRequestError: see `check_peers`.
+        """
+        supervisor = self.get(instance_id).supervisor
+        peers = tuple(addresses)
+        if supervisor.options.prefill_peers != peers:
+            supervisor.name_peers(self.check_peers(instance_id, peers))

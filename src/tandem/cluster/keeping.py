@@ -5,27 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Iterable
 
 from tandem.cluster.intents import IntentMap
 from tandem.cluster.snapshot import SnapshotStore
+from tandem.cluster.tasks import background
 from tandem.errors import StorageError
 from tandem.types.intents import Entry
 
 log = logging.getLogger(__name__)
-
-
-def background(work: Coroutine[None, None, None], name: str) -> asyncio.Task[None]:
-    """Run `work` beside the caller. If a fault ends it, the event loop's handler hears of it at once."""
-
-    def ended(task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": f"The task '{name}' ended by a fault.", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(context)
-
-    task = asyncio.create_task(work, name=name)
-    task.add_done_callback(ended)
-    return task
 
 
 class Keeper:

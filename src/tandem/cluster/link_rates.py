@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tandem.cluster.keeping import background
 from tandem.cluster.nodeport.client import NodeClient
+from tandem.cluster.tasks import background
 from tandem.errors import TandemError
 from tandem.placement.addresses import Reach, usable, with_port
 from tandem.placement.routing import base_model

@@ -14,32 +14,36 @@ from tandem.cluster.bus.secret import cluster_secret
 from tandem.cluster.commands import Commands
 from tandem.cluster.control import ControlPlane
 from tandem.cluster.downloads import Downloads
+from tandem.cluster.events import Subscription
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import InstanceStatus, LocalInstances
-from tandem.cluster.intents import effective_links
 from tandem.cluster.link_rates import LinkRates
 from tandem.cluster.local_models import LocalModels, reference_to
 from tandem.cluster.nodeport.client import NodeClient
 from tandem.cluster.nodeport.server import Handler, NodePort
+from tandem.cluster.peering import Peering
 from tandem.cluster.reconciler import Reconciler, instance_here
 from tandem.cluster.remote_status import statuses
 from tandem.cluster.router import Router
 from tandem.cluster.serving import any_host
 from tandem.cluster.state import ClusterState
-from tandem.config import Settings, parse_addresses
+from tandem.cluster.tasks import background, cancelled
+from tandem.cluster.view import View
+from tandem.config import Settings
 from tandem.errors import ConfigError, InstanceNotReadyError, NotFoundError
 from tandem.kv.tls import identity_for
 from tandem.models.store import LocalModel, ModelStore
-from tandem.placement.links import automatic_links, prefill_peers
 from tandem.placement.world import World
 from tandem.runner.stream import Stream
 from tandem.types import GenerationRequest
-from tandem.types.intents import InstanceIntent
+from tandem.types.intents import Entry, InstanceIntent
 
 __all__ = ["InstanceStatus", "Node", "Stream"]
 
 BOUND = uuid.UUID("5a3f4a0c-5d8c-4c6e-9f6e-3f0a5f4b2d11")
 """Namespace of the ids of instances that a command line names."""
+FACTS_PAUSE = 0.2
+"""Seconds that facts may wait before prefill peers are named by them; intents never wait."""
 
 
 class Node:
@@ -64,17 +68,16 @@ class Node:
         self.models = LocalModels(self.store)
         self.secret = cluster_secret(settings)
         self.local = LocalInstances(settings, self.node_id, self.secret)
-        self._named_peers: dict[str, tuple[str, ...]] = {}
-        self._world: tuple[ClusterState, World] | None = None
+        self._peering = Peering(settings, self.local)
         self._handlers: dict[str, Handler] = {}
-        self._on_conflict: Callable[[ConfigError], None] = lambda error: None
-        self._task: asyncio.Task[None] | None = None
+        self._running: contextlib.AsyncExitStack | None = None
         self.control: ControlPlane
         self.commands: Commands
         self.client: NodeClient
         self.downloads: Downloads
         self._link_rates: LinkRates
         self._reconciler: Reconciler
+        self._view: View
         self._router: Router
         self._port: NodePort
 
@@ -90,44 +93,55 @@ class Node:
             ConfigError: a port is taken, or the settings do not fit together.
             StorageError: the intents on disk cannot be read.
         """
-        identity = identity_for(self.secret, self.node_id)
+        async with contextlib.AsyncExitStack() as stack:
+            await self._start(stack, on_conflict)
+            # From here on `stop` undoes it; a failure before has undone what was begun.
+            self._running = stack.pop_all()
+
+    async def _start(self, stack: contextlib.AsyncExitStack, on_conflict: Callable[[ConfigError], None]) -> None:
+        settings, identity = self.settings, identity_for(self.secret, self.node_id)
+        stack.push_async_callback(self.local.stop)
         self.client = NodeClient(identity.client_context() if identity else None)
-        self.control = ControlPlane(
-            self.settings, self.node_id, self.secret, on_left=self._left, on_conflict=on_conflict
-        )
+        self.control = ControlPlane(settings, self.node_id, self.secret, on_left=self._left, on_conflict=on_conflict)
         self.commands = Commands(self.control, self.world)
         self.downloads = Downloads(self.node_id, self.store, self.models, self.client, self.control)
         self._handlers.update(self.downloads.handlers)
         self._link_rates = LinkRates(self.node_id, self.client, self.world, self.control.facts.set_links)
         self._reconciler = Reconciler(self.node_id, self.local, self.downloads.obtain, self._tell)
-        self._router = Router(self.node_id, self.local, self.client, self.world)
-        host = any_host() if self.secret or self.settings.cluster_open else "127.0.0.1"
+        self._view = View(
+            self.node_id,
+            lambda: self.control.state,
+            self._reconciler.runner_facts,
+            automatic=settings.automatic_links,
+        )
+        self._router = Router(self.node_id, self.local, self.client, self._view.routing)
+        host = any_host() if self.secret or settings.cluster_open else "127.0.0.1"
         context = identity.server_context() if identity else None
         self._port = NodePort(self.node_id, self.local, self.models, self._handlers, host, 0, context)
         await self._port.start()
+        stack.push_async_callback(self._port.stop)
+        stack.push_async_callback(self.client.close)
         # With the very first facts: whoever sees this node may ask it something.
         self.control.facts.set_ports(api_port=None, node_port=self._port.port)
+        stack.push_async_callback(self.control.stop)
         await self.control.start()
         self.downloads.begin()
+        stack.push_async_callback(self.downloads.stop)
         self._link_rates.start()
+        stack.push_async_callback(self._link_rates.stop)
+        stack.push_async_callback(self._reconciler.stop)
         self.local.on_change(self._tell)
-        self._task = asyncio.create_task(self._follow(), name="reconcile")
+        following = background(self._follow(), "reconcile")
+        stack.push_async_callback(cancelled, following)
 
     async def stop(self) -> None:
         """Leave the cluster and stop every instance here, ending their streams with an error."""
-        if self._task is not None:
+        running, self._running = self._running, None
+        if running is None:
+            await self.local.stop()
+            return
+        async with running:
             await self.run_here([])
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
-            await self._reconciler.stop()
-            await self._link_rates.stop()
-            await self.downloads.stop()
-            await self.control.stop()
-            await self.client.close()
-            await self._port.stop()
-            self._task = None
-        await self.local.stop()
 
     def serves_at(self, api_port: int) -> None:
         """The HTTP surface listens at this port."""
@@ -141,32 +155,39 @@ class Node:
         self.client.lost(gone, "it left the cluster")
 
     def _tell(self) -> None:
-        self._world = None
+        self._view.forget()
         self.control.facts.set_runners(self._reconciler.runner_facts())
 
     async def _follow(self) -> None:
         """Keep instances and their prefill peers as the state says."""
+        intents: dict[str, Entry] | None = None
         async with self.control.log.subscribe() as events:
             while True:
                 state = self.control.state
-                self._reconciler.apply(state.instances.values())
-                self._name_peers()
-                self._tell()
-                # Every other event that is there already changes nothing that has not been looked at.
-                target = self.control.log.next_index
-                while (item := await anext(events)) is not None:
-                    index = item.end if hasattr(item, "end") else item.index + 1
-                    if index >= target:
-                        break
+                if state.intents is not intents:
+                    intents = state.intents
+                    self._reconciler.apply(state.instances.values())
+                    self._tell()
+                if len(self.local):
+                    self._peering.apply(self.world())
+                if not await self._next_change(events, intents):
+                    return
 
-    def _name_peers(self) -> None:
-        world = self.world()
-        for instance in list(self.local):
-            named = self._named_peers.get(instance.instance_id)
-            if named is None:
-                named = parse_addresses(self.settings.prefill_peers.split(","))
-            linked = prefill_peers(instance.instance_id, world).addresses
-            self.local.name_peers(instance.instance_id, (*named, *linked))
+    async def _next_change(self, events: Subscription, intents: dict[str, Entry]) -> bool:
+        """Wait for an event, and for those that come just after it if all of them are facts: prefill peers need not
+        follow the load of fifty nodes at every step. False when there will be none."""
+        loop = asyncio.get_running_loop()
+        try:
+            await anext(events)
+            until = loop.time() + FACTS_PAUSE
+            while self.control.state.intents is intents and (left := until - loop.time()) > 0:
+                if await events.next_within(left) is None:
+                    return True
+            while events.behind:
+                await anext(events)
+        except StopAsyncIteration:
+            return False
+        return True
 
     # ---------------------------------------------------------------------------------------------------- the cluster
 
@@ -176,22 +197,8 @@ class Node:
         return self.control.state
 
     def world(self) -> World:
-        """The state as placement and routing look at it: links trimmed to instances that are there, automatic ones
-        added."""
-        state = self.control.state
-        if self._world is None or self._world[0] is not state:
-            links = effective_links(state)
-            nodes = dict(state.nodes)
-            if self.node_id in nodes:
-                # What is told to others is told a few times a second at most.
-                runners = tuple(self._reconciler.runner_facts())
-                nodes[self.node_id] = msgspec.structs.replace(nodes[self.node_id], runners=runners)
-            world = World(nodes, state.instances, links)
-            if self.settings.automatic_links:
-                found = {link.link_id: link for link in automatic_links(world)}
-                world = World(nodes, state.instances, links | found)
-            self._world = (state, world)
-        return self._world[1]
+        """The state as placement looks at it: links trimmed to instances that are there, automatic ones added."""
+        return self._view.whole()
 
     async def launch(self, model: LocalModel | str, **options: Any) -> str:
         """Have this machine run one more instance of a model.
@@ -265,19 +272,19 @@ class Node:
         return statuses(self.control.state, self.local, self.node_id)
 
     def prefill_peers(self, instance_id: str) -> tuple[str, ...]:
-        """The KV ports that may prefill for an instance of this machine.
+        """The KV ports that were named for an instance of this machine; those of links are not among them.
 
         Raises:
             NotFoundError: it does not run here.
         """
-        return self.local.get(instance_id).supervisor.options.prefill_peers
+        return self._peering.named(instance_id)
 
     def name_peers(self, instance_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
         """Replace the KV ports that may prefill for an instance, beside those that links lead to; see
         `LocalInstances.name_peers`."""
-        peers = self.local.name_peers(instance_id, addresses)
-        self._named_peers[instance_id] = peers
-        return peers
+        self._peering.name(instance_id, addresses)
+        self._peering.apply(self.world())
+        return self._peering.named(instance_id)
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
         """Start one answer on the instance of `model` that is expected to be soonest; see `Router.generate`.

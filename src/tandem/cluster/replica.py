@@ -33,8 +33,9 @@ from tandem.cluster.exchange import (
     unpack,
 )
 from tandem.cluster.intents import IntentMap
-from tandem.cluster.keeping import Keeper, background
+from tandem.cluster.keeping import Keeper
 from tandem.cluster.snapshot import SnapshotStore
+from tandem.cluster.tasks import background
 from tandem.cluster.transport import Transport
 from tandem.errors import TandemError, UnavailableError, WireError
 from tandem.types.intents import Entry, Intent

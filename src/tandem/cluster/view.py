@@ -1,0 +1,73 @@
+"""The cluster as placement and routing look at it, made anew only when something has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from tandem.cluster.intents import effective_links, trimmed_links
+from tandem.cluster.state import ClusterState
+from tandem.placement.links import automatic_links
+from tandem.placement.world import World
+from tandem.types.facts import RunnerFact
+from tandem.types.intents import Entry, InstanceIntent, LinkIntent
+
+
+class View:
+    """Facts and intents as one `World`.
+
+    Args:
+        state: as it is known now.
+        runners: of this machine, as they are: what is told to others is told a few times a second at most.
+        automatic: add the links that the cluster makes by itself.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        state: Callable[[], ClusterState],
+        runners: Callable[[], Iterable[RunnerFact]],
+        *,
+        automatic: bool,
+    ) -> None:
+        self._node_id = node_id
+        self._state = state
+        self._runners = runners
+        self._with_automatic = automatic
+        self._automatic: dict[str, LinkIntent] = {}
+        self._routing: tuple[ClusterState, World] | None = None
+        self._whole: tuple[ClusterState, World] | None = None
+        self._wanted: tuple[dict[str, Entry], dict[str, InstanceIntent], dict[str, LinkIntent]] | None = None
+
+    def forget(self) -> None:
+        """Runners of this machine have changed."""
+        self._routing = self._whole = None
+
+    def routing(self) -> World:
+        """Links trimmed to instances that are there; without automatic ones, which change nobody's role."""
+        state = self._state()
+        if self._routing is None or self._routing[0] is not state:
+            if self._wanted is None or self._wanted[0] is not state.intents:
+                self._wanted = (state.intents, state.instances, effective_links(state))
+            _, instances, links = self._wanted
+            nodes = state.nodes
+            if self._node_id in nodes:
+                mine = msgspec.structs.replace(nodes[self._node_id], runners=tuple(self._runners()))
+                nodes = {**nodes, self._node_id: mine}
+            self._routing = (state, World(nodes, instances, links))
+        return self._routing[1]
+
+    def whole(self) -> World:
+        """The same with automatic links."""
+        state = self._state()
+        if self._whole is None or self._whole[0] is not state:
+            world = self.routing()
+            if self._with_automatic:
+                # With those of before, which are kept longer than they would be made: rates go up and down.
+                before = trimmed_links(self._automatic, world.instances)
+                found = automatic_links(World(world.nodes, world.instances, {**world.links, **before}))
+                self._automatic = {link.link_id: link for link in found}
+                world = World(world.nodes, world.instances, {**world.links, **self._automatic})
+            self._whole = (state, world)
+        return self._whole[1]
