@@ -21,6 +21,7 @@ from tandem.cluster.nodeport.server import NodePort
 from tandem.config import Settings
 from tandem.errors import (
     DeadlineError,
+    InstanceNotReadyError,
     InvalidRequestError,
     NodeLostError,
     NotFoundError,
@@ -151,7 +152,7 @@ async def test_closing_cancels_there(served: Served, client: NodeClient) -> None
 
 
 async def test_refusals_keep_their_class(served: Served, client: NodeClient) -> None:
-    with pytest.raises(NotFoundError, match="no instance nobody"):
+    with pytest.raises(InstanceNotReadyError, match="no instance nobody"):
         await collect(client.generate("server", address(served), "nobody", HELLO))
     with pytest.raises(InvalidRequestError, match=r"^No\.") as refused:
         await client.command("server", address(served), "refuse", {}, deadline=5)

@@ -20,6 +20,7 @@ from tandem.cluster.facts.gather import FactsGatherer
 from tandem.cluster.replica import Replica
 from tandem.cluster.snapshot import SnapshotStore
 from tandem.cluster.state import ClusterState, NodeChanged, NodeJoined, NodeLeft
+from tandem.cluster.tasks import background, cancelled
 from tandem.cluster.transport import Receiver
 from tandem.config import Settings
 from tandem.errors import ConfigError, TandemError, UnavailableError
@@ -89,7 +90,7 @@ class ControlPlane:
         await self.intents.start()
         self.log.append_intents(list(self.intents.map))
         await self.facts.start()
-        self._tasks = [asyncio.create_task(self._listen(facts), name="facts of others")]
+        self._tasks = [background(self._listen(facts), "facts of others")]
         # Last: whoever sees this node may ask it for everything.
         await self.membership.start()
 
@@ -100,6 +101,7 @@ class ControlPlane:
         await self.facts.stop()
         await self.membership.close()
         await self.intents.stop()
+        await self._transport.stop()
         await self.bus.close()
         self.log.close()
 
@@ -132,15 +134,15 @@ class ControlPlane:
         beat = self.membership.alive.get(message.node_id)
         # Facts of a node that is not (any more) there are asked for when it joins.
         if beat is not None and beat.life == message.life:
-            self._learn(message.node_id, message.payload)
+            self._learn(message.node_id, message.life, message.payload)
 
-    def _learn(self, node_id: str, payload: bytes) -> None:
+    def _learn(self, node_id: str, life: str, payload: bytes) -> None:
         try:
             facts = _facts_decoder.decode(payload)
         except msgspec.MsgspecError as error:
             logger.warning("The facts of node %s cannot be read (%s). Install the same Tandem there.", node_id, error)
             return
-        if facts.node_id != node_id:
+        if (facts.node_id, facts.life) != (node_id, life):
             logger.warning("Node %s sent facts of %s. They are not believed.", node_id, facts.node_id)
             return
         self.log.append(NodeChanged(facts) if node_id in self.state.nodes else NodeJoined(facts))
@@ -178,7 +180,10 @@ class ControlPlane:
         pause = FIRST_PAUSE
         while (beat := self.membership.alive.get(node_id)) is not None and beat.life == life:
             try:
-                self._learn(node_id, await self.bus.ask(node_id, FACTS, b"", deadline=ASK_SECONDS))
+                facts = await self.bus.ask(node_id, FACTS, b"", deadline=ASK_SECONDS)
+                beat = self.membership.alive.get(node_id)
+                if beat is not None and beat.life == life:  # it may have left while it answered
+                    self._learn(node_id, life, facts)
                 return
             except TandemError as error:
                 logger.info("Node %s did not tell its facts yet: %s", node_id, error.message)
@@ -202,7 +207,12 @@ class BusTransport:
         """Listen and answer."""
         changes = await self._bus.subscribe(CHANGES)
         await self._bus.serve(COMPARE, self._answer)
-        self._task = asyncio.create_task(self._listen(changes), name="intents of others")
+        self._task = background(self._listen(changes), "intents of others")
+
+    async def stop(self) -> None:
+        """Listen no more."""
+        if self._task is not None:
+            await cancelled(self._task)
 
     def attach(self, receiver: Receiver) -> None:
         self._receiver = receiver

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from tandem.cluster.instances import InstanceStatus, LocalInstances
 from tandem.cluster.local_models import reference_to
+from tandem.cluster.tasks import background
 from tandem.engines.sim.profile import parse_sim_reference
-from tandem.errors import TandemError
+from tandem.errors import ConfigError, NotFoundError, TandemError
 from tandem.models.store import LocalModel
 from tandem.types.facts import RunnerFact
 from tandem.types.intents import InstanceIntent, InstanceMeta, Shard
@@ -28,6 +29,11 @@ class _Coming:
     intent: InstanceIntent
     task: asyncio.Task[None] | None = None
     error: TandemError | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether trying again would not help."""
+        return self.error is not None and (self.error.permanent or isinstance(self.error, NotFoundError))
 
 
 class Reconciler:
@@ -52,6 +58,7 @@ class Reconciler:
         self._coming: dict[str, _Coming] = {}
         self._going: dict[str, asyncio.Task[None]] = {}
         self._shards: dict[str, Shard] = {}
+        self._applied: dict[str, InstanceIntent] = {}
 
     def apply(self, instances: Iterable[InstanceIntent]) -> None:
         """Begin to run what is wanted here and does not run, and to stop the rest. Returns at once."""
@@ -60,14 +67,18 @@ class Reconciler:
             mine = next((shard for shard in intent.shards if shard.node_id == self._node_id), None)
             if mine is not None and len(intent.shards) == 1:
                 wanted[intent.instance_id] = intent
-                self._shards[intent.instance_id] = mine
         for instance_id in [known for known in (*self._coming, *self._running()) if known not in wanted]:
             self._drop(instance_id)
         for instance_id, intent in wanted.items():
+            applied = self._applied.get(instance_id)
+            if applied is not None and _content(applied) != _content(intent):
+                self._drop(instance_id)  # another instance under the same id
             there = instance_id in self._local and instance_id not in self._going
             if not there and instance_id not in self._coming:
+                self._applied[instance_id] = intent
+                self._shards[instance_id] = intent.shards[0]
                 self._coming[instance_id] = coming = _Coming(intent)
-                coming.task = asyncio.create_task(self._bring(coming), name=f"bring {instance_id}")
+                coming.task = background(self._bring(coming), f"bring {instance_id}")
 
     def _running(self) -> list[str]:
         return [instance.instance_id for instance in self._local]
@@ -81,6 +92,7 @@ class Reconciler:
             self._going[instance_id] = task
             task.add_done_callback(lambda _: self._going.pop(instance_id, None))
         self._shards.pop(instance_id, None)
+        self._applied.pop(instance_id, None)
 
     async def _bring(self, coming: _Coming) -> None:
         intent = coming.intent
@@ -90,18 +102,21 @@ class Reconciler:
             self._changed()
             try:
                 model = await self._obtain(intent.reference)
+                self._local.launch(model, instance_id=intent.instance_id, **intent.options)
             except TandemError as error:
-                logger.error("instance %s (%s): %s", intent.instance_id, intent.model_id, error.message)
                 coming.error = error
+            except Exception as error:
+                logger.exception("instance %s could not be launched", intent.instance_id)
+                coming.error = ConfigError(f"The instance cannot be launched: {error}. Remove it and place it again.")
+            else:
+                del self._coming[intent.instance_id]
                 self._changed()
-                if error.permanent:
-                    return
-                await asyncio.sleep(RETRY_SECONDS)
-                continue
-            del self._coming[intent.instance_id]
-            self._local.launch(model, instance_id=intent.instance_id, **intent.options)
+                return
+            logger.error("instance %s (%s): %s", intent.instance_id, intent.model_id, coming.error.message)
             self._changed()
-            return
+            if coming.failed:
+                return
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def stop(self) -> None:
         """End what is under way. Running instances are left to their owner."""
@@ -123,7 +138,7 @@ class Reconciler:
                 runner_id=self._shards[instance_id].runner_id,
                 instance_id=instance_id,
                 model_id=one.intent.model_id,
-                state="failed" if one.error is not None and one.error.permanent else "starting",
+                state="failed" if one.failed else "starting",
                 error=one.error.message if one.error is not None else None,
                 promised=int(one.intent.card.get("storage_size", 0)),
             )
@@ -136,6 +151,10 @@ class Reconciler:
             if status.instance_id in self._shards
         ]
         return [*coming, *running]
+
+
+def _content(intent: InstanceIntent) -> tuple[object, ...]:
+    return intent.reference, intent.options, intent.shards
 
 
 def runner_fact(status: InstanceStatus, shard: Shard) -> RunnerFact:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from tandem.cluster.instances import LocalInstances
 from tandem.cluster.nodeport.client import NodeClient
 from tandem.cluster.ways import ways_to
-from tandem.errors import TandemError, UnavailableError
+from tandem.errors import InstanceNotReadyError, RunnerDiedError, TandemError, UnavailableError
 from tandem.placement.routing import Asked, Refused, Route, choose
 from tandem.placement.world import World
 from tandem.runner.stream import Stream
@@ -18,6 +18,14 @@ from tandem.types import GenerationRequest
 
 MOST_ATTEMPTS = 3
 """Instances that a request is tried on before anything of its answer was read."""
+
+
+class _Sent(NamedTuple):
+    """A request under way to another node, and its node's facts when it was sent."""
+
+    node_id: str
+    life: str
+    sequence: int
 
 
 class Router:
@@ -33,8 +41,7 @@ class Router:
         self._client = client
         self._world = world
         self._ids = itertools.count(1)
-        self._pending: Counter[str] = Counter()
-        self._seen: dict[str, tuple[str, int]] = {}
+        self._flying: dict[str, list[_Sent]] = {}
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
         """Start one answer.
@@ -54,21 +61,19 @@ class Router:
         self, model: str, request: GenerationRequest, name: str, avoid: frozenset[str], last: TandemError | None
     ) -> Stream:
         world = self._world()
-        self._forget_shown(world)
+        pending = self._pending(world)
         while True:
-            route = choose(Asked(model, name, pending=self._pending, avoid=avoid), world)
+            route = choose(Asked(model, name, pending=pending, avoid=avoid), world)
             if isinstance(route, Refused):
                 raise last or route.error()
+            avoid |= {route.instance_id}
             try:
                 stream = self._start(route, world, request)
             except UnavailableError as error:
                 last = error
-                avoid |= {route.instance_id}
                 if len(avoid) >= MOST_ATTEMPTS:
                     raise
                 continue
-            self._pending[route.instance_id] += 1
-            avoid |= {route.instance_id}
             if len(avoid) < MOST_ATTEMPTS:
                 stream.elsewhere = partial(self._elsewhere, model, request, name, avoid)
             return stream
@@ -76,8 +81,8 @@ class Router:
     def _elsewhere(
         self, model: str, request: GenerationRequest, name: str, tried: frozenset[str], error: TandemError
     ) -> Stream | None:
-        # A request that is wrong is wrong everywhere.
-        if not isinstance(error, UnavailableError):
+        # A request that is wrong is wrong everywhere, and one that kills runners is not given all of them.
+        if not isinstance(error, UnavailableError) or (isinstance(error, RunnerDiedError) and len(tried) > 1):
             return None
         try:
             return self._try(model, request, name, tried, error)
@@ -86,14 +91,31 @@ class Router:
 
     def _start(self, route: Route, world: World, request: GenerationRequest) -> Stream:
         if route.node_id == self._node_id:
+            if route.instance_id not in self._local:
+                raise InstanceNotReadyError(f"Instance {route.instance_id} is gone. Ask again.", retry_after=1.0)
             return self._local.submit(route.instance_id, request)
         ways = ways_to(route.node_id, world.nodes, self._node_id)
-        return self._client.generate(route.node_id, ways, route.instance_id, request)
+        facts = world.nodes[route.node_id]
+        sent = _Sent(route.node_id, facts.life, facts.sequence)
+        flying = self._flying.setdefault(route.instance_id, [])
+        flying.append(sent)
+        return self._client.generate(
+            route.node_id, ways, route.instance_id, request, ended=partial(self._landed, route.instance_id, sent)
+        )
 
-    def _forget_shown(self, world: World) -> None:
-        """Requests that a node's newest facts count already are not counted again."""
-        for node_id, facts in world.nodes.items():
-            if self._seen.get(node_id) != (facts.life, facts.sequence):
-                self._seen[node_id] = (facts.life, facts.sequence)
-                for runner in facts.runners:
-                    self._pending.pop(runner.instance_id, None)
+    def _landed(self, instance_id: str, sent: _Sent) -> None:
+        flying = self._flying[instance_id]
+        flying.remove(sent)
+        if not flying:
+            del self._flying[instance_id]
+
+    def _pending(self, world: World) -> dict[str, int]:
+        """For each instance elsewhere, requests of ours that its node's newest facts cannot count yet. Those of this
+        machine are counted as they are."""
+        pending = {}
+        for instance_id, flying in self._flying.items():
+            facts = world.nodes.get(flying[0].node_id)
+            if facts is not None:
+                new = sum((one.life, one.sequence) == (facts.life, facts.sequence) for one in flying)
+                pending[instance_id] = new
+        return pending

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -11,10 +12,13 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
 from tandem.runner.messages import HEADER, MAX_FRAME_BYTES, FromRunner, ToRunner, frame, from_runner_decoder
+
+logger = logging.getLogger("tandem.supervisor")
 
 STDERR_TAIL_LINES = 40
 STOP_SECONDS = 5.0
@@ -71,8 +75,7 @@ class RunnerProcess:
         except TimeoutError:
             self.kill()
             await self.process.wait()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stderr_task, STOP_SECONDS)
+        await asyncio.wait({self._stderr_task}, timeout=STOP_SECONDS)
         self.writer.close()
         # Otherwise the garbage collector closes its pipes, perhaps after the event loop is gone.
         self.process._transport.close()  # type: ignore[attr-defined]
@@ -113,9 +116,29 @@ async def launch(log_file: Path) -> RunnerProcess:
 
 
 async def _keep_stderr(stream: asyncio.StreamReader, tail: deque[str], log_file: Path) -> None:
-    log_file.parent.mkdir(parents=True, exist_ok=True)
-    with log_file.open("ab") as log:
+    """Read to the end, whatever happens to the file: a runner whose pipe is full stops."""
+    log: BinaryIO | None = None
+    try:
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        log = log_file.open("ab")
+    except OSError as error:
+        logger.warning("a runner's log cannot be kept: %s", error)
+    try:
         while chunk := await stream.read(1 << 16):
-            log.write(chunk)
-            log.flush()
             tail.extend(chunk.decode("utf-8", "replace").splitlines())
+            if log is not None and not _written(log, chunk):
+                log = None
+    finally:
+        if log is not None:
+            with contextlib.suppress(OSError):
+                log.close()
+
+
+def _written(log: BinaryIO, chunk: bytes) -> bool:
+    try:
+        log.write(chunk)
+        log.flush()
+    except OSError as error:
+        logger.warning("a runner's log is not kept any more: %s", error)
+        return False
+    return True

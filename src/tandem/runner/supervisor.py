@@ -47,6 +47,8 @@ BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_LAST_SECONDS = 10.0
 HEARTBEAT_DEADLINE_SECONDS = 30.0
 WATCH_SECONDS = 0.5
+SOUND_SECONDS = 30.0
+"""A runner that lived as long is sound: its death starts a new count."""
 
 
 class Supervisor:
@@ -141,6 +143,7 @@ class Supervisor:
 
         def closed(still_running: bool) -> None:
             del self._streams[request_id]
+            self._on_change()
             if still_running and self._runner is not None:
                 self._runner.send(Cancel(request_id))
             else:
@@ -151,6 +154,7 @@ class Supervisor:
             self._moved = time.monotonic()
         self._streams[request_id] = stream
         self._runner.send(Submit(request_id, request))
+        self._on_change()
         return stream
 
     def name_peers(self, addresses: tuple[str, ...]) -> None:
@@ -171,18 +175,35 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------- supervision
 
     async def _supervise(self) -> None:
+        try:
+            await self._keep_running()
+        except Exception as error:
+            # Nobody waits for this task: what it cannot handle must end the streams all the same.
+            logger.exception("the supervisor of %s failed", self.options.model_id)
+            self.error = RunnerDiedError(f"The supervisor failed: {error}. Report this: it is our fault.")
+            if self._runner is not None:
+                self._runner.kill()
+                self._runner = None
+            self._fail_streams(self.error)
+            self._set_state("failed")
+
+    async def _keep_running(self) -> None:
         failures = 0
         while not self._stopping.is_set():
+            begun = time.monotonic()
             was_ready = await self._run_once()
             if self._stopping.is_set():
                 return
-            failures = 0 if was_ready else failures + 1
-            if failures > self._settings.max_restarts or (failures and not self._worth_retrying()):
+            lasted = was_ready and time.monotonic() - begun > SOUND_SECONDS
+            failures = 0 if lasted else failures + 1
+            if failures > self._settings.max_restarts or (not was_ready and not self._worth_retrying()):
                 self._set_state("failed")
                 return
             self.restarts += 1
             self._set_state("restarting")
-            pause = min(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** max(0, failures - 1)) if failures else 0.0
+            # A first death may be anything; one that repeats is given growing pauses.
+            repeated = failures - 1 if was_ready else failures
+            pause = min(BACKOFF_LAST_SECONDS, BACKOFF_FIRST_SECONDS * 2 ** (repeated - 1)) if repeated > 0 else 0.0
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), pause)
 
@@ -248,6 +269,7 @@ class Supervisor:
             if self.load is None or self.load.steps != message.load.steps or idle:
                 self._moved = self._beaten
             self.load = message.load
+            self._on_change()
         elif isinstance(message, Loading):
             self._moved = self._beaten
             self.progress = LoadProgress(message.done, message.total)

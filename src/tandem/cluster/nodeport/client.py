@@ -7,7 +7,7 @@ import itertools
 import ssl
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from tandem.cluster.nodeport.messages import (
+    MEDIA_TYPE,
     SILENCE_SECONDS,
     Command,
     FrameParser,
@@ -23,7 +24,7 @@ from tandem.cluster.nodeport.messages import (
     encode,
     failure_decoder,
 )
-from tandem.errors import DeadlineError, NodeLostError, TandemError, WireError
+from tandem.errors import DeadlineError, NodeLostError, TandemError, UnavailableError, WireError
 from tandem.runner.stream import Stream
 from tandem.types import GenerationRequest
 
@@ -43,14 +44,20 @@ class NodeClient:
         timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS, pool=SILENCE_SECONDS)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
         self._client = httpx.AsyncClient(
-            verify=context or False, timeout=timeout, limits=limits, trust_env=False, headers={"user-agent": "tandem"}
+            verify=context or False,
+            timeout=timeout,
+            limits=limits,
+            trust_env=False,
+            headers={"user-agent": "tandem", "content-type": MEDIA_TYPE},
         )
         self._ids = itertools.count(1)
+        self._closed = False
         self._pumps: dict[str, set[asyncio.Task[None]]] = {}
         self._open_to: Counter[str] = Counter()
 
     async def close(self) -> None:
         """End every stream and connection."""
+        self._closed = True
         for node_id in list(self._pumps):
             self.lost(node_id, "this node is stopping")
         await self._client.aclose()
@@ -64,12 +71,26 @@ class NodeClient:
         for task in self._pumps.pop(node_id, set()):
             task.cancel(reason)
 
-    def generate(self, node_id: str, addresses: Sequence[str], instance_id: str, request: GenerationRequest) -> Stream:
+    def generate(
+        self,
+        node_id: str,
+        addresses: Sequence[str],
+        instance_id: str,
+        request: GenerationRequest,
+        *,
+        ended: Callable[[], None] = lambda: None,
+    ) -> Stream:
         """Have another node answer. Its refusals, and the loss of the node, end the stream as errors.
 
         Args:
             addresses: `host:port`, the preferred one first.
+            ended: called once, when nothing more comes, whatever the reason.
+
+        Raises:
+            UnavailableError: this node is stopping.
         """
+        if self._closed:
+            raise UnavailableError("This node is stopping. Send the request to another one.")
         name = f"{instance_id[:8]}@{node_id[:8]}-{next(self._ids)}"
         task: asyncio.Task[None] | None = None
 
@@ -81,20 +102,29 @@ class NodeClient:
         body = encode(Generate(instance_id, request))
         task = asyncio.get_running_loop().create_task(self._pump(stream, node_id, addresses, body), name=name)
         self._pumps.setdefault(node_id, set()).add(task)
-        task.add_done_callback(lambda done: self._pumps.get(node_id, set()).discard(done))
+
+        def finish(done: asyncio.Task[None]) -> None:
+            ended()
+            self._pumps.get(node_id, set()).discard(done)
+            # Cancelled before it began, or failed in a way that nobody thought of: the stream has to end.
+            if not stream.finished:
+                error = None if done.cancelled() else done.exception()
+                stream.fail(NodeLostError(f"Node {node_id} was lost{f': {error}' if error else ''}.", retry_after=1.0))
+
+        task.add_done_callback(finish)
         return stream
 
     async def _pump(self, stream: Stream, node_id: str, addresses: Sequence[str], body: bytes) -> None:
         parser = FrameParser()
         try:
             async with self._open("POST", node_id, addresses, "/generate", content=body) as response:
+                # To the very end of the body: a connection that was left before it cannot be used again.
                 async for data in response.aiter_raw():
                     for events in parser.feed(data):
                         if events:
                             stream.push(events)
-                        if stream.finished:
-                            return
-            raise NodeLostError(f"Node {node_id} ended an answer in the middle. Send the request again.")
+            if not stream.finished:
+                raise NodeLostError(f"Node {node_id} ended an answer in the middle. Send the request again.")
         except asyncio.CancelledError as cancelled:
             if not stream.finished:
                 reason = cancelled.args[0] if cancelled.args else "it was told to stop"
@@ -102,7 +132,8 @@ class NodeClient:
         except TandemError as error:
             stream.fail(error)
         except httpx.HTTPError as error:
-            stream.fail(_lost(node_id, error))
+            if not stream.finished:
+                stream.fail(_lost(node_id, error))
 
     async def command(
         self, node_id: str, addresses: Sequence[str], name: str, arguments: dict[str, Any], *, deadline: float

@@ -24,7 +24,15 @@ from tandem.cluster.nodeport.messages import (
     generate_decoder,
 )
 from tandem.cluster.serving import AppServer
-from tandem.errors import InvalidRequestError, NotFoundError, PayloadTooLargeError, QueueFullError, TandemError
+from tandem.errors import (
+    ForbiddenError,
+    InstanceNotReadyError,
+    InvalidRequestError,
+    NotFoundError,
+    PayloadTooLargeError,
+    QueueFullError,
+    TandemError,
+)
 from tandem.runner.stream import Stream
 from tandem.types import Failure, GenerationRequest
 
@@ -107,7 +115,11 @@ class NodePort:
 
     async def _generate(self, request: Request) -> Response:
         message = _decode(generate_decoder, await _body(request))
-        stream = self._instances.submit(message.instance_id, message.request)
+        try:
+            stream = self._instances.submit(message.instance_id, message.request)
+        except NotFoundError as error:
+            # It was here a moment ago. Whoever asks should look for another one, not tell a client that there is none.
+            raise InstanceNotReadyError(error.message, retry_after=1.0) from error
         return StreamingResponse(_frames(stream), media_type=MEDIA_TYPE)
 
     async def _command(self, request: Request) -> Response:
@@ -119,8 +131,8 @@ class NodePort:
 
     async def _probe(self, request: Request) -> Response:
         size = request.query_params.get("bytes", "0")
-        if not size.isdecimal() or int(size) > MAX_PROBE_BYTES:
-            raise InvalidRequestError(f"bytes={size} is no number up to {MAX_PROBE_BYTES}.", param="bytes")
+        if not size.isdecimal() or len(size) > 12 or int(size) > MAX_PROBE_BYTES:
+            raise InvalidRequestError(f"bytes={size[:20]} is no number up to {MAX_PROBE_BYTES}.", param="bytes")
         if int(size) <= len(PROBE_PIECE):
             return Response(PROBE_PIECE[: int(size)], media_type=MEDIA_TYPE)
         if self._probed:
@@ -161,6 +173,9 @@ async def _frames(stream: Stream) -> AsyncIterator[bytes]:
 
 
 async def _body(request: Request) -> bytes:
+    # A web page on this machine can send text, and its browser adds where it comes from. Nodes do neither.
+    if "origin" in request.headers or request.headers.get("content-type") != MEDIA_TYPE:
+        raise ForbiddenError("This port is for other nodes. Use the HTTP API.")
     pieces: list[bytes] = []
     size = 0
     async for piece in request.stream():

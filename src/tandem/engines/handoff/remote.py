@@ -27,6 +27,8 @@ from tandem.kv.tls import identity_for
 from tandem.kv.transfer import Transfer
 from tandem.placement.handoff import CodecCost, Decision, Here, PromptSize, decide
 
+MOST_REMEMBERED = 32
+"""Peers that are not named any more, and whose rates are kept in case they come back."""
 UNKNOWN_WORTH_TOKENS = 256
 """A peer whose speed is not known yet is tried for prompts from this many tokens on; the trial tells."""
 
@@ -151,20 +153,29 @@ class RemotePrefills:
         self._identity = identity_for(options.cluster_secret, options.node_id)
         self._codecs: tuple[CodecCost, ...] = codec_costs(options.kv_codec, layout)
         self._peers: list[PeerLink] = []
+        self._known: dict[str, PeerLink] = {}
         self.name_peers(options.prefill_peers)
 
     def name_peers(self, addresses: Sequence[str]) -> None:
-        """From now on these KV ports may prefill for this instance. What is known of those that stay is kept.
+        """From now on these KV ports may prefill for this instance. What was learnt of those that stay or come back is
+        kept.
 
         Raises:
             ConfigError: an address is not loopback while there is no cluster secret.
         """
-        known = {peer.address: peer for peer in self._peers}
-        self._peers = [
-            known.pop(address) if address in known else self._link(address) for address in dict.fromkeys(addresses)
-        ]
-        for peer in known.values():
-            peer.handoff.close()
+        links = {
+            address: self._known.pop(address) if address in self._known else self._link(address)
+            for address in dict.fromkeys(addresses)
+        }
+        for forgotten in list(self._known)[:-MOST_REMEMBERED]:
+            self._known.pop(forgotten).handoff.close()
+        self._known |= links
+        self._peers = list(links.values())
+
+    @property
+    def any(self) -> bool:
+        """Whether there are any peers."""
+        return bool(self._peers)
 
     def _link(self, address: str) -> PeerLink:
         return PeerLink(address, self._fingerprint, self._identity, self._node)
@@ -208,7 +219,7 @@ class RemotePrefills:
 
     def close(self) -> None:
         """Close idle connections."""
-        for peer in self._peers:
+        for peer in self._known.values():
             peer.handoff.close()
 
     def _size(self, start: int, end: int, chunk: int) -> PromptSize:

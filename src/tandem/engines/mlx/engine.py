@@ -162,7 +162,7 @@ class MlxEngine(Engine):
             self._offer(outputs)
         # Own prompts and those of peers take turns.
         if self._handoffs.serving and (self._steps % 2 or not self._prefilling):
-            self._handoffs.serve(self._chunk_limit())
+            self._handoffs.serve(self._chunk_limit(), idle=not (self._running or self._prefilling))
         elif self._prefilling:
             self._prefill(outputs)
         self._may_admit = len(self._active) < self._admitted

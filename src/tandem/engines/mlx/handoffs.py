@@ -92,21 +92,17 @@ class Handoffs:
     @property
     def has_peers(self) -> bool:
         """Whether any node was named that may prefill for this one."""
-        return self._remotes is not None
+        return self._remotes is not None and self._remotes.any
 
     def name_peers(self, addresses: tuple[str, ...]) -> None:
         """Replace the nodes that may prefill for this one."""
-        if not addresses:
-            if self._remotes is not None:
-                self._remotes.close()
-            self._remotes = None
-        elif self._remotes is None:
+        if self._remotes is not None:
+            self._remotes.name_peers(addresses)
+        elif addresses:
             options = msgspec.structs.replace(self._options, prefill_peers=addresses)
             self._remotes = RemotePrefills(
                 options, self.layout, self.fingerprint, self._wake, checkpoint=CHECKPOINT_TOKENS
             )
-        else:
-            self._remotes.name_peers(addresses)
 
     def consider(self, sequence: Sequence, held: list[Any], start: int, here: Here) -> bool:
         """Begin a remote prefill if that is predicted to be sooner.
@@ -181,6 +177,9 @@ class Handoffs:
         except HandoffError as error:
             logger.warning("received entries are not used: %s", error.message)
             return remote.held, remote.start
+        except Exception:  # of one prompt; the others must not suffer, and this one can be read here
+            logger.exception("received entries are not used")
+            return remote.held, remote.start
         return cache, complete
 
     def cancel(self, request_id: str) -> bool:
@@ -200,9 +199,9 @@ class Handoffs:
         """Whether a peer waits for work."""
         return self._peer_work.pending
 
-    def serve(self, limit: int) -> None:
+    def serve(self, limit: int, *, idle: bool) -> None:
         """Compute a chunk for a peer."""
-        self._peer_work.step(limit)
+        self._peer_work.step(limit, idle=idle)
 
     @property
     def has_work(self) -> bool:

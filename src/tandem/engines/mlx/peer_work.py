@@ -42,15 +42,19 @@ class PeerWork:
         """Whether there is anything to do."""
         return self._job is not None or len(self._desk) > 0
 
-    def step(self, limit: int) -> None:
-        """Compute the next chunk of at most `limit` tokens for whoever's turn it is."""
+    def step(self, limit: int, *, idle: bool) -> None:
+        """Compute the next chunk of at most `limit` tokens for whoever's turn it is.
+
+        Args:
+            idle: there is nothing else to do, so that a wait for a slow client costs nobody anything.
+        """
         if self._job is None:
             self._job = self._desk.take()
         job = self._job
         if job is None:
             return
         try:
-            self._advance(job, limit)
+            self._advance(job, limit, idle=idle)
         except CancelledError:
             self._forget()
         except TandemError as error:
@@ -61,12 +65,13 @@ class PeerWork:
             job.fail(EngineError(f"The prompt could not be processed: {error}"))
             self._forget()
 
-    def _advance(self, job: PrefillJob, limit: int) -> None:
+    def _advance(self, job: PrefillJob, limit: int, *, idle: bool) -> None:
         if job.cancelled:
             raise CancelledError("Nobody waits for this prefill any more.")
         if job.congested:
             # The client takes entries more slowly than they are computed. Others' work comes first.
-            time.sleep(CONGESTION_PAUSE)
+            if idle:
+                time.sleep(CONGESTION_PAUSE)
             return
         if not self._unsent:
             self._compute(job, limit)

@@ -82,16 +82,12 @@ class Handoffs:
 
     def name_peers(self, addresses: tuple[str, ...]) -> None:
         """Replace the nodes that may prefill for this one."""
-        if not addresses:
-            if self._remotes is not None:
-                self._remotes.close()
-            self._remotes = None
-        elif self._remotes is None:
+        if self._remotes is not None:
+            self._remotes.name_peers(addresses)
+        elif addresses:
             options = msgspec.structs.replace(self._options, prefill_peers=addresses)
             plane = self.plane
             self._remotes = RemotePrefills(options, plane.layout, plane.fingerprint, self._wake, checkpoint=0)
-        else:
-            self._remotes.name_peers(addresses)
 
     def consider(self, sequence: Sequence, held: Prefix, queue: float) -> bool:
         """Begin a remote prefill if that is predicted to be sooner.
