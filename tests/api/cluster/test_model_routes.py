@@ -160,7 +160,6 @@ async def test_downloads_need_a_model(left: Served) -> None:
 @pytest.mark.parametrize("where", [0, 1], ids=["here", "elsewhere"])
 async def test_downloads_answer_with_their_outcome(left: Served, two: tuple[Served, Served], where: int) -> None:
     """Against the real thing: a simulated model is everywhere, an absent one nowhere."""
-    pytest.importorskip("tandem.cluster.downloads")
     node_id = two[where].node.node_id
     preview = await left.http.get("/instance/previews", params={"model_id": "sim:model_id=fetched"})
     [instance] = preview.json()["previews"][0]["instance"].values()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -27,23 +27,13 @@ from tandem.errors import (
 )
 from tandem.types.facts import DownloadFact
 
+if TYPE_CHECKING:
+    from tandem.cluster.downloads import Downloads
+
 router = APIRouter(tags=["cluster"])
 
 DOWNLOAD_SECONDS = 90.0
 """Longer than another node may take to answer."""
-
-
-class Downloads(Protocol):
-    """What the routes ask of a node. Each answers with the outcome, or raises why there is none."""
-
-    def start(self, node_id: str, model_id: str) -> Awaitable[Any]:
-        """Begin to fetch a model to a node."""
-
-    def cancel(self, node_id: str, model_id: str) -> Awaitable[Any]:
-        """Stop fetching it."""
-
-    def delete(self, node_id: str, model_id: str) -> Awaitable[Any]:
-        """Remove it from the node's disk."""
 
 
 @router.post(
@@ -104,10 +94,7 @@ def _model_id(body: StartDownload) -> str:
 def _downloads(context: Context, node_id: str) -> Downloads:
     if node_id not in context.node.state.nodes:
         raise NotFoundError(f"There is no node {node_id}. GET /state lists the nodes.", param="targetNodeId")
-    found: Downloads | None = getattr(context.node, "downloads", None)
-    if found is None:
-        raise UnavailableError("This node does not fetch models on command. Use: tandem models pull")
-    return found
+    return context.node.downloads
 
 
 async def _simulated(context: Context, model_id: str) -> bool:
