@@ -13,6 +13,7 @@ import msgspec
 from tandem.cluster.bus.secret import cluster_secret
 from tandem.cluster.commands import Commands
 from tandem.cluster.control import ControlPlane
+from tandem.cluster.facts.gather import Sources
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import InstanceStatus, LocalInstances
 from tandem.cluster.intents import effective_links
@@ -45,6 +46,7 @@ class Node:
 
     Args:
         settings: folders, limits, deadlines, the cluster's name and secret.
+        sources: where its facts come from; None for this machine. Nodes that share a machine may share what is costly.
 
     Attributes:
         local: the instances on this machine.
@@ -54,8 +56,9 @@ class Node:
         client: for speaking to other nodes directly.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
         self.settings = settings
+        self._sources = sources
         self.node_id = node_id(settings.home)
         self.store = ModelStore(settings)
         self.models = LocalModels(self.store)
@@ -88,7 +91,12 @@ class Node:
         identity = identity_for(self.secret, self.node_id)
         self.client = NodeClient(identity.client_context() if identity else None)
         self.control = ControlPlane(
-            self.settings, self.node_id, self.secret, on_left=self._left, on_conflict=on_conflict
+            self.settings,
+            self.node_id,
+            self.secret,
+            on_left=self._left,
+            on_conflict=on_conflict,
+            sources=self._sources,
         )
         self.commands = Commands(self.control, self.world)
         self._reconciler = Reconciler(self.node_id, self.local, self.models.obtain, self._tell)
