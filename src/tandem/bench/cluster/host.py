@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +64,10 @@ class Host:
     async def do_left(self, ids: list[str]) -> dict[str, Any]:
         """When the last of these nodes had dropped the last of `ids`."""
         return {"at": max([await one.left(ids) for one in self.hosted])}
+
+    async def do_departures(self, ids: list[str]) -> dict[str, Any]:
+        """How often a node was taken for gone that is not among `ids`, which were killed."""
+        return {"count": sum(one.departures(ids) for one in self.hosted)}
 
     async def do_launch(self, references: list[str]) -> dict[str, Any]:
         """An instance on each of the first nodes."""
@@ -135,7 +141,7 @@ async def main(settings: HostSettings) -> None:
     questions: asyncio.Queue[str | None] = asyncio.Queue()
     threading.Thread(target=_read, args=(loop, questions), daemon=True).start()
     host = Host(settings)
-    _say({"nodes": len(host.hosted)})
+    _say({"pid": os.getpid()})
     work: asyncio.Task[None] | None = None
     while (line := await questions.get()) is not None:
         work = asyncio.create_task(_reply(host, line))
@@ -152,6 +158,10 @@ async def _reply(host: Host, line: str) -> None:
         _say(await host.answer(json.loads(line)))
     except TandemError as error:
         _say({"error": error.message})
+    except Exception as error:
+        # A fault of the program's own: the bench ends with it, and the log has the rest.
+        traceback.print_exc()
+        _say({"error": f"{type(error).__name__}: {error}"})
 
 
 def _read(loop: asyncio.AbstractEventLoop, questions: asyncio.Queue[str | None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tandem.cluster.facts.engines import EngineProber
@@ -30,6 +31,7 @@ class Hosted:
         self.node = node
         self._joined: dict[str, float] = {}
         self._left: dict[str, float] = {}
+        self._departures: Counter[str] = Counter()
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -59,6 +61,10 @@ class Hosted:
         await self._until(lambda: not any(node_id in self._joined for node_id in ids))
         return max(self._left[node_id] for node_id in ids)
 
+    def departures(self, ids: Sequence[str]) -> int:
+        """How often others than `ids` were taken for gone."""
+        return sum(count for node_id, count in self._departures.items() if node_id not in ids)
+
     async def ready(self, model_id: str, count: int) -> None:
         """Wait until so many ready instances of a model are known here."""
 
@@ -84,4 +90,5 @@ class Hosted:
                 elif isinstance(event, NodeLeft):
                     self._joined.pop(event.node_id, None)
                     self._left[event.node_id] = now
+                    self._departures[event.node_id] += 1
                 self._changed.set()
