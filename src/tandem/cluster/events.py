@@ -181,6 +181,11 @@ class Subscription:
         except TimeoutError:
             return None
 
+    @property
+    def behind(self) -> bool:
+        """Whether an item is there already."""
+        return not self._closed and self._place < self._log.next_index
+
     def wake(self) -> None:
         """There is something new."""
         self._wake.set()

@@ -13,6 +13,7 @@ import msgspec
 from tandem.cluster.bus.secret import cluster_secret
 from tandem.cluster.commands import Commands
 from tandem.cluster.control import ControlPlane
+from tandem.cluster.events import Subscription
 from tandem.cluster.facts.gather import Sources
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import InstanceStatus, LocalInstances
@@ -33,12 +34,15 @@ from tandem.placement.links import automatic_links, prefill_peers
 from tandem.placement.world import World
 from tandem.runner.stream import Stream
 from tandem.types import GenerationRequest
-from tandem.types.intents import InstanceIntent
+from tandem.types.intents import Entry, InstanceIntent, LinkIntent
 
 __all__ = ["InstanceStatus", "Node", "Stream"]
 
 BOUND = uuid.UUID("5a3f4a0c-5d8c-4c6e-9f6e-3f0a5f4b2d11")
 """Namespace of the ids of instances that a command line names."""
+
+FACTS_PAUSE = 0.2
+"""Seconds that facts may wait before prefill peers are named by them; intents never wait."""
 
 
 class Node:
@@ -66,6 +70,8 @@ class Node:
         self.local = LocalInstances(settings, self.node_id, self.secret)
         self._named_peers: dict[str, tuple[str, ...]] = {}
         self._world: tuple[ClusterState, World] | None = None
+        self._told: tuple[ClusterState, World] | None = None
+        self._wanted: tuple[dict[str, Entry], dict[str, InstanceIntent], dict[str, LinkIntent]] | None = None
         self._handlers: dict[str, Handler] = {}
         self._on_conflict: Callable[[ConfigError], None] = lambda error: None
         self._task: asyncio.Task[None] | None = None
@@ -100,7 +106,7 @@ class Node:
         )
         self.commands = Commands(self.control, self.world)
         self._reconciler = Reconciler(self.node_id, self.local, self.models.obtain, self._tell)
-        self._router = Router(self.node_id, self.local, self.client, self.world)
+        self._router = Router(self.node_id, self.local, self.client, self._told_world)
         host = any_host() if self.secret or self.settings.cluster_open else "127.0.0.1"
         context = identity.server_context() if identity else None
         self._port = NodePort(self.node_id, self.local, self.models, self._handlers, host, 0, context)
@@ -136,25 +142,38 @@ class Node:
         self.client.lost(gone, "it left the cluster")
 
     def _tell(self) -> None:
-        self._world = None
+        self._world = self._told = None
         self.control.facts.set_runners(self._reconciler.runner_facts())
 
     async def _follow(self) -> None:
         """Keep instances and their prefill peers as the state says."""
+        intents: dict[str, Entry] | None = None
         async with self.control.log.subscribe() as events:
             while True:
                 state = self.control.state
-                self._reconciler.apply(state.instances.values())
+                if state.intents is not intents:
+                    intents = state.intents
+                    self._reconciler.apply(state.instances.values())
+                    self._tell()
                 self._name_peers()
-                self._tell()
                 # Every other event that is there already changes nothing that has not been looked at.
-                target = self.control.log.next_index
-                while (item := await anext(events)) is not None:
-                    index = item.end if hasattr(item, "end") else item.index + 1
-                    if index >= target:
-                        break
+                await self._next_change(events, intents)
+
+    async def _next_change(self, events: Subscription, intents: dict[str, Entry]) -> None:
+        """Wait for an event, and for those that come just after it if all of them are facts: prefill peers need not
+        follow the load of fifty nodes at every step."""
+        loop = asyncio.get_running_loop()
+        await anext(events)
+        until = loop.time() + FACTS_PAUSE
+        while self.control.state.intents is intents and (left := until - loop.time()) > 0:
+            if await events.next_within(left) is None:
+                return
+        while events.behind:
+            await anext(events)
 
     def _name_peers(self) -> None:
+        if not len(self.local):
+            return
         world = self.world()
         for instance in list(self.local):
             named = self._named_peers.get(instance.instance_id)
@@ -171,22 +190,30 @@ class Node:
         return self.control.state
 
     def world(self) -> World:
-        """The state as placement and routing look at it: links trimmed to instances that are there, automatic ones
-        added."""
+        """The state as placement looks at it: links trimmed to instances that are there, automatic ones added."""
         state = self.control.state
         if self._world is None or self._world[0] is not state:
-            links = effective_links(state)
-            nodes = dict(state.nodes)
+            world = self._told_world()
+            if self.settings.automatic_links:
+                found = {link.link_id: link for link in automatic_links(world)}
+                world = World(world.nodes, world.instances, dict(world.links) | found)
+            self._world = (state, world)
+        return self._world[1]
+
+    def _told_world(self) -> World:
+        """The same without automatic links, which change nobody's role: for routing, at every request."""
+        state = self.control.state
+        if self._told is None or self._told[0] is not state:
+            if self._wanted is None or self._wanted[0] is not state.intents:
+                self._wanted = (state.intents, state.instances, effective_links(state))
+            _, instances, links = self._wanted
+            nodes = state.nodes
             if self.node_id in nodes:
                 # What is told to others is told a few times a second at most.
                 runners = tuple(self._reconciler.runner_facts())
-                nodes[self.node_id] = msgspec.structs.replace(nodes[self.node_id], runners=runners)
-            world = World(nodes, state.instances, links)
-            if self.settings.automatic_links:
-                found = {link.link_id: link for link in automatic_links(world)}
-                world = World(nodes, state.instances, links | found)
-            self._world = (state, world)
-        return self._world[1]
+                nodes = {**nodes, self.node_id: msgspec.structs.replace(nodes[self.node_id], runners=runners)}
+            self._told = (state, World(nodes, instances, links))
+        return self._told[1]
 
     async def launch(self, model: LocalModel | str, **options: Any) -> str:
         """Have this machine run one more instance of a model.

@@ -18,11 +18,13 @@ from tandem.cluster.bus.bus import Bus
 from tandem.cluster.bus.messages import Message
 from tandem.cluster.bus.probe import answers
 from tandem.cluster.bus.pump import CAPACITY, pump
-from tandem.cluster.bus.roster import Heartbeat, Joined, Key, Known, Left, MemberEvent, Roster
+from tandem.cluster.bus.roster import Heard, Heartbeat, Joined, Key, Known, Left, MemberEvent, Roster
 from tandem.errors import QueueFullError, UnavailableError
 
 BEAT = 1.0
 """Seconds between two heartbeats."""
+GREETING = 0.01
+"""Seconds between two heartbeats that greet newcomers, for each node that is there."""
 STALL = 1.5
 """Seconds that this side's loop may be late before it mistrusts its own view of others' silence."""
 APART = 10.0
@@ -133,8 +135,11 @@ class Membership:
             except msgspec.DecodeError as error:
                 _log.warning("node %s sends heartbeats of another version: %s", message.node_id, error)
                 continue
-            self._emit(self.roster.beat(beat, time.monotonic()))
-            self._changed.set()
+            events = self.roster.beat(beat, time.monotonic())
+            self._emit(events)
+            # That a node is still there changes nobody's place; with fifty nodes that is fifty times a second.
+            if not (events and isinstance(events[0], Heard)):
+                self._changed.set()
 
     async def _beat(self) -> None:
         while True:
@@ -144,8 +149,9 @@ class Membership:
                 await asyncio.wait_for(self._greet.wait(), BEAT)
             except TimeoutError:
                 continue
-            # Several newcomers at once cost one beat.
-            await asyncio.sleep(0.01)
+            # Several newcomers at once cost one beat. The pause grows with the cluster, so that what each node hears
+            # of everybody's greetings does not: a hundred a second.
+            await asyncio.sleep(GREETING * (1 + len(self.roster.joined)))
 
     def _publish(self, *, leaving: bool = False) -> None:
         options, session = self._bus.options, self._bus.session
