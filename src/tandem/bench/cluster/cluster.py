@@ -124,7 +124,7 @@ class Cluster:
                 seen = await self._all("joined", deadline, ids=self.ids)
         finally:
             self.hosts = running
-        return max(answer["at"] for answer in seen) - started.called, started.started - started.called
+        return float(max(answer["at"] for answer in seen) - started.called), started.started - started.called
 
     async def kill(self, hosts: Sequence[Host]) -> float:
         """End programs with SIGKILL, all of them within milliseconds.
@@ -145,11 +145,11 @@ class Cluster:
     async def noticed(self, since: float, ids: Sequence[str], deadline: float = 60.0) -> float:
         """Seconds from `since` until no node has facts of `ids` any more."""
         answers = await self._all("left", deadline, ids=list(ids))
-        return max(answer["at"] for answer in answers) - since
+        return float(max(answer["at"] for answer in answers) - since)
 
     async def departures(self) -> int:
         """How often a node was taken for gone that was not killed."""
-        return sum(answer["count"] for answer in await self._all("departures", 30.0, ids=self.killed))
+        return sum(int(answer["count"]) for answer in await self._all("departures", 30.0, ids=self.killed))
 
     async def _all(self, do: str, deadline: float, **arguments: Any) -> list[dict[str, Any]]:
         return await asyncio.gather(*(host.ask(do, deadline, **arguments) for host in self.hosts))
