@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import sys
 import threading
@@ -178,4 +179,6 @@ def _say(message: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import uvloop
 
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     uvloop.run(main(msgspec.json.decode(sys.argv[1], type=HostSettings)))
