@@ -8,6 +8,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from tandem.bench.cluster.cli import cluster
 from tandem.bench.handoff.cli import handoff
 from tandem.bench.plan import Plan, parse_streams
 from tandem.bench.running import run_bench
@@ -76,3 +77,4 @@ def serve(
 
 
 app.command()(handoff)
+app.command()(cluster)

@@ -16,7 +16,7 @@ from tandem.cluster.bus.roster import Conflict, Heard, Joined, Left, MemberEvent
 from tandem.cluster.bus.serving import Question
 from tandem.cluster.events import EventLog
 from tandem.cluster.exchange import LARGEST_MESSAGE
-from tandem.cluster.facts.gather import FactsGatherer
+from tandem.cluster.facts.gather import FactsGatherer, Sources
 from tandem.cluster.replica import Replica
 from tandem.cluster.snapshot import SnapshotStore
 from tandem.cluster.state import ClusterState, NodeChanged, NodeJoined, NodeLeft
@@ -43,6 +43,7 @@ class ControlPlane:
         secret: the cluster's; empty for none.
         on_left: called with a node's id when it is gone.
         on_conflict: called when another process has this node's id.
+        sources: where this node's facts come from; None for this machine.
 
     Attributes:
         log: every change of what is known, and the state they lead to.
@@ -57,10 +58,11 @@ class ControlPlane:
         *,
         on_left: Callable[[str], None] = lambda node_id: None,
         on_conflict: Callable[[ConfigError], None] = lambda error: None,
+        sources: Sources | None = None,
     ) -> None:
         self.node_id = node_id
         self.log = EventLog()
-        self.facts = FactsGatherer(settings, node_id, self._emit)
+        self.facts = FactsGatherer(settings, node_id, self._emit, sources=sources)
         self.bus = Bus(options_from(settings, node_id, self.facts.life, secret))
         self.membership = Membership(self.bus, describe=self._describe, on_event=self._member)
         self._transport = BusTransport(self.bus, self.membership)

@@ -15,6 +15,7 @@ from tandem.cluster.commands import Commands
 from tandem.cluster.control import ControlPlane
 from tandem.cluster.downloads import Downloads
 from tandem.cluster.events import Subscription
+from tandem.cluster.facts.gather import Sources
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import InstanceStatus, LocalInstances
 from tandem.cluster.link_rates import LinkRates
@@ -51,6 +52,7 @@ class Node:
 
     Args:
         settings: folders, limits, deadlines, the cluster's name and secret.
+        sources: where its facts come from; None for this machine.
 
     Attributes:
         local: the instances on this machine.
@@ -61,8 +63,9 @@ class Node:
         client: for speaking to other nodes directly.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, sources: Sources | None = None) -> None:
         self.settings = settings
+        self._sources = sources
         self.node_id = node_id(settings.home)
         self.store = ModelStore(settings)
         self.models = LocalModels(self.store)
@@ -102,7 +105,14 @@ class Node:
         settings, identity = self.settings, identity_for(self.secret, self.node_id)
         stack.push_async_callback(self.local.stop)
         self.client = NodeClient(identity.client_context() if identity else None)
-        self.control = ControlPlane(settings, self.node_id, self.secret, on_left=self._left, on_conflict=on_conflict)
+        self.control = ControlPlane(
+            settings,
+            self.node_id,
+            self.secret,
+            on_left=self._left,
+            on_conflict=on_conflict,
+            sources=self._sources,
+        )
         self.commands = Commands(self.control, self.world)
         self.downloads = Downloads(self.node_id, self.store, self.models, self.client, self.control)
         self._handlers.update(self.downloads.handlers)
