@@ -159,7 +159,7 @@ async def _reply(host: Host, line: str) -> None:
         _say(await host.answer(json.loads(line)))
     except TandemError as error:
         _say({"error": error.message})
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - said and printed
         # A fault of the program's own: the bench ends with it, and the log has the rest.
         traceback.print_exc()
         _say({"error": f"{type(error).__name__}: {error}"})
