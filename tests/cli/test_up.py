@@ -161,7 +161,7 @@ def test_other_machines_are_not_served_without_a_key(tandem: Run) -> None:
 
 
 def test_a_person_gets_an_address_and_something_to_try(home: Path) -> None:
-    command = [*TANDEM, "up", "sim", "--port", "0", "--api-key", "secret"]
+    command = [*TANDEM, "up", "sim", "--port", "0", "--api-key", "key-of-mine"]
     with subprocess.Popen(
         command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as up:
@@ -179,5 +179,5 @@ def test_a_person_gets_an_address_and_something_to_try(home: Path) -> None:
     assert address.startswith("http://127.0.0.1:")
     assert f"curl {address}/v1/chat/completions" in block
     assert "$TANDEM_API_KEY" in block
-    assert "secret" not in block
+    assert "key-of-mine" not in block
     assert f"chat --port {address.rpartition(':')[2]}" in block
