@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -16,6 +17,8 @@ from tandem.placement.world import World
 from tandem.runner.stream import Stream
 from tandem.types import GenerationRequest
 
+SUSPECT_SECONDS = 2.0
+"""For which a node that could not be reached is asked only if there is no other."""
 MOST_ATTEMPTS = 3
 """Instances that a request is tried on before anything of its answer was read."""
 
@@ -35,6 +38,7 @@ class Router:
         self._ids = itertools.count(1)
         self._pending: Counter[str] = Counter()
         self._seen: dict[str, tuple[str, int]] = {}
+        self._suspects: dict[str, float] = {}
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
         """Start one answer.
@@ -56,7 +60,10 @@ class Router:
         world = self._world()
         self._forget_shown(world)
         while True:
-            route = choose(Asked(model, name, pending=self._pending, avoid=avoid), world)
+            suspects = self._on_suspects(world)
+            route = choose(Asked(model, name, pending=self._pending, avoid=avoid | suspects), world)
+            if suspects and isinstance(route, Refused):
+                route = choose(Asked(model, name, pending=self._pending, avoid=avoid), world)
             if isinstance(route, Refused):
                 raise last or route.error()
             try:
@@ -70,12 +77,20 @@ class Router:
             self._pending[route.instance_id] += 1
             avoid |= {route.instance_id}
             if len(avoid) < MOST_ATTEMPTS:
-                stream.elsewhere = partial(self._elsewhere, model, request, name, avoid)
+                stream.elsewhere = partial(self._elsewhere, model, request, name, avoid, route.node_id)
             return stream
 
     def _elsewhere(
-        self, model: str, request: GenerationRequest, name: str, tried: frozenset[str], error: TandemError
+        self,
+        model: str,
+        request: GenerationRequest,
+        name: str,
+        tried: frozenset[str],
+        node_id: str,
+        error: TandemError,
     ) -> Stream | None:
+        if isinstance(error, NodeLostError):
+            self._suspects[node_id] = time.monotonic() + SUSPECT_SECONDS
         # A request that is wrong is wrong everywhere.
         if not isinstance(error, UnavailableError):
             return None
@@ -83,6 +98,19 @@ class Router:
             return self._try(model, request, name, tried, error)
         except TandemError:
             return None  # the first failure says more than that there is nobody else
+
+    def _on_suspects(self, world: World) -> frozenset[str]:
+        """Instances on nodes that could not be reached just now. Where several nodes die at once, a request would use
+        up its attempts on them before their facts are gone."""
+        if not self._suspects:
+            return frozenset()
+        now = time.monotonic()
+        self._suspects = {node_id: until for node_id, until in self._suspects.items() if until > now}
+        return frozenset(
+            instance.instance_id
+            for instance in world.instances.values()
+            if any(shard.node_id in self._suspects for shard in instance.shards)
+        )
 
     def _start(self, route: Route, world: World, request: GenerationRequest) -> Stream:
         if route.node_id == self._node_id:

@@ -127,9 +127,7 @@ async def _place(plan: ClusterPlan, cluster: Cluster) -> Placing:
     answer = await cluster.hosts[-1].ask("place", model=plan.model, rounds=plan.placement_rounds)
     placing, previewing = answer["place_ms"], answer["previews_ms"]
     total = [one + other for one, other in zip(placing, previewing, strict=True)]
-    return Placing(
-        Series.of(total), Series.of(placing), Series.of(previewing), answer["previews"], answer["nodes"]
-    )
+    return Placing(Series.of(total), Series.of(placing), Series.of(previewing), answer["previews"], answer["nodes"])
 
 
 async def _traffic(plan: ClusterPlan, cluster: Cluster, tokens: int, seconds: float) -> Traffic:

@@ -92,9 +92,7 @@ class Cluster:
 
     async def __aenter__(self) -> Cluster:
         try:
-            results = await asyncio.gather(
-                *(host.child.__aenter__() for host in self.hosts), return_exceptions=True
-            )
+            results = await asyncio.gather(*(host.child.__aenter__() for host in self.hosts), return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException):
                     raise result

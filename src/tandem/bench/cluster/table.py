@@ -48,7 +48,9 @@ def _headline(report: ClusterReport) -> Table:
     for name, value in report.figures.items():
         bound = bounds.get(name)
         verdict = "" if bound is None else "[green]met" if bound.met_by(value) else "[red]missed"
-        table.add_row(LABELS[name], f"{value:.0f}" if value == int(value) else f"{value:.3f}", str(bound or ""), verdict)
+        table.add_row(
+            LABELS[name], f"{value:.0f}" if value == int(value) else f"{value:.3f}", str(bound or ""), verdict
+        )
     return table
 
 
