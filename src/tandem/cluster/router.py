@@ -20,7 +20,8 @@ from tandem.types import GenerationRequest
 SUSPECT_SECONDS = 2.0
 """For which a node that could not be reached is asked only if there is no other."""
 MOST_ATTEMPTS = 3
-"""Instances that a request is tried on before anything of its answer was read."""
+"""Instances that a request is tried on before anything of its answer was read. Those on nodes that turned out to be gone
+do not count: many may go at once."""
 
 
 class Router:
@@ -71,12 +72,12 @@ class Router:
             except UnavailableError as error:
                 last = error
                 avoid |= {route.instance_id}
-                if len(avoid) >= MOST_ATTEMPTS:
+                if len(avoid - suspects) >= MOST_ATTEMPTS:
                     raise
                 continue
             self._pending[route.instance_id] += 1
             avoid |= {route.instance_id}
-            if len(avoid) < MOST_ATTEMPTS:
+            if len(avoid - suspects) < MOST_ATTEMPTS:
                 stream.elsewhere = partial(self._elsewhere, model, request, name, avoid, route.node_id)
             return stream
 
