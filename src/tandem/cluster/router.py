@@ -20,8 +20,8 @@ from tandem.types import GenerationRequest
 SUSPECT_SECONDS = 2.0
 """For which a node that could not be reached is asked only if there is no other."""
 MOST_ATTEMPTS = 3
-"""Instances that a request is tried on before anything of its answer was read. Those on nodes that turned out to be gone
-do not count: many may go at once."""
+"""Instances that a request is tried on before anything of its answer was read. Those on nodes that
+turned out to be gone do not count: many may go at once."""
 
 
 class Router:
