@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -10,14 +11,17 @@ from typing import NamedTuple
 from tandem.cluster.instances import LocalInstances
 from tandem.cluster.nodeport.client import NodeClient
 from tandem.cluster.ways import ways_to
-from tandem.errors import InstanceNotReadyError, RunnerDiedError, TandemError, UnavailableError
+from tandem.errors import InstanceNotReadyError, NodeLostError, RunnerDiedError, TandemError, UnavailableError
 from tandem.placement.routing import Asked, Refused, Route, choose
 from tandem.placement.world import World
 from tandem.runner.stream import Stream
 from tandem.types import GenerationRequest
 
 MOST_ATTEMPTS = 3
-"""Instances that a request is tried on before anything of its answer was read."""
+"""Instances that a request is tried on before anything of its answer was read. Those on nodes that turned out to be
+gone do not count: many may go at once."""
+SUSPECT_SECONDS = 2.0
+"""For which a node that could not be reached is asked only if there is no other."""
 
 
 class _Sent(NamedTuple):
@@ -42,6 +46,7 @@ class Router:
         self._world = world
         self._ids = itertools.count(1)
         self._flying: dict[str, list[_Sent]] = {}
+        self._suspects: dict[str, float] = {}
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
         """Start one answer.
@@ -63,7 +68,10 @@ class Router:
         world = self._world()
         pending = self._pending(world)
         while True:
-            route = choose(Asked(model, name, pending=pending, avoid=avoid), world)
+            suspects = self._on_suspects(world)
+            route = choose(Asked(model, name, pending=pending, avoid=avoid | suspects), world)
+            if suspects and isinstance(route, Refused):
+                route = choose(Asked(model, name, pending=pending, avoid=avoid), world)
             if isinstance(route, Refused):
                 raise last or route.error()
             avoid |= {route.instance_id}
@@ -71,16 +79,24 @@ class Router:
                 stream = self._start(route, world, request)
             except UnavailableError as error:
                 last = error
-                if len(avoid) >= MOST_ATTEMPTS:
+                if len(avoid - suspects) >= MOST_ATTEMPTS:
                     raise
                 continue
-            if len(avoid) < MOST_ATTEMPTS:
-                stream.elsewhere = partial(self._elsewhere, model, request, name, avoid)
+            if len(avoid - suspects) < MOST_ATTEMPTS:
+                stream.elsewhere = partial(self._elsewhere, model, request, name, avoid, route.node_id)
             return stream
 
     def _elsewhere(
-        self, model: str, request: GenerationRequest, name: str, tried: frozenset[str], error: TandemError
+        self,
+        model: str,
+        request: GenerationRequest,
+        name: str,
+        tried: frozenset[str],
+        node_id: str,
+        error: TandemError,
     ) -> Stream | None:
+        if isinstance(error, NodeLostError):
+            self._suspects[node_id] = time.monotonic() + SUSPECT_SECONDS
         # A request that is wrong is wrong everywhere, and one that kills runners is not given all of them.
         if not isinstance(error, UnavailableError) or (isinstance(error, RunnerDiedError) and len(tried) > 1):
             return None
@@ -88,6 +104,18 @@ class Router:
             return self._try(model, request, name, tried, error)
         except TandemError:
             return None  # the first failure says more than that there is nobody else
+
+    def _on_suspects(self, world: World) -> frozenset[str]:
+        """Instances on nodes that could not be reached a moment ago, and whose loss is not noticed yet."""
+        now = time.monotonic()
+        self._suspects = {node_id: until for node_id, until in self._suspects.items() if until > now}
+        if not self._suspects:
+            return frozenset()
+        return frozenset(
+            instance.instance_id
+            for instance in world.instances.values()
+            if any(shard.node_id in self._suspects for shard in instance.shards)
+        )
 
     def _start(self, route: Route, world: World, request: GenerationRequest) -> Stream:
         if route.node_id == self._node_id:

@@ -27,7 +27,7 @@ from tandem.types.facts import (
 GB = 1_000_000_000
 GPU = Accelerator("NVIDIA GB10", 100 * GB, 50 * GB, 0.5, 60.0, 100.0)
 MACHINE = Resources(100 * GB, 50 * GB, 10 * GB, 5 * GB, False, 50 * GB, 20 * GB, 0.5, 60.0, 100.0, (GPU,))
-LOAD = EngineLoad(1, 1, 2, 1000, 1000, 1000, 5, 100.0, 10.0)
+LOAD = EngineLoad(1, 1, 0, 2, 1000, 1000, 1000, 5, 100.0, 10.0)
 RUNNER = RunnerFact("r", "i", "m", "ready", load=LOAD)
 DOWNLOAD = DownloadFact("m", "ongoing", 50 * GB, 100 * GB, 1e8)
 LINK = LinkRate("other", "10.0.0.2", 1e9, 0.02)

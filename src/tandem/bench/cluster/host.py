@@ -146,6 +146,7 @@ async def main(settings: HostSettings) -> None:
     work: asyncio.Task[None] | None = None
     while (line := await questions.get()) is not None:
         work = asyncio.create_task(_reply(host, line))
+        work.add_done_callback(_ended)
     if work is not None:
         work.cancel()
         await asyncio.wait({work})
@@ -159,10 +160,14 @@ async def _reply(host: Host, line: str) -> None:
         _say(await host.answer(json.loads(line)))
     except TandemError as error:
         _say({"error": error.message})
-    except Exception as error:  # noqa: BLE001 - said and printed
-        # A fault of the program's own: the bench ends with it, and the log has the rest.
-        traceback.print_exc()
-        _say({"error": f"{type(error).__name__}: {error}"})
+
+
+def _ended(work: asyncio.Task[None]) -> None:
+    """A fault of the program's own ends it: the bench shows the end of its log."""
+    if not work.cancelled() and (error := work.exception()) is not None:
+        traceback.print_exception(error)
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _read(loop: asyncio.AbstractEventLoop, questions: asyncio.Queue[str | None]) -> None:
