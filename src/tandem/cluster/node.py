@@ -282,19 +282,19 @@ class Node:
         return statuses(self.control.state, self.local, self.node_id)
 
     def prefill_peers(self, instance_id: str) -> tuple[str, ...]:
-        """The KV ports that were named for an instance of this machine; those of links are not among them.
+        """The KV ports that may prefill for an instance of this machine: those that were named, and those of links.
 
         Raises:
             NotFoundError: it does not run here.
         """
-        return self._peering.named(instance_id)
+        return self.local.get(instance_id).supervisor.options.prefill_peers
 
     def name_peers(self, instance_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
         """Replace the KV ports that may prefill for an instance, beside those that links lead to; see
         `LocalInstances.name_peers`."""
         self._peering.name(instance_id, addresses)
         self._peering.apply(self.world())
-        return self._peering.named(instance_id)
+        return self.prefill_peers(instance_id)
 
     def generate(self, model: str, request: GenerationRequest) -> Stream:
         """Start one answer on the instance of `model` that is expected to be soonest; see `Router.generate`.
