@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,9 @@ def test_smollm2(tandem: Command, smollm2_folder: Path) -> None:
     check(ran.report)
 
 
+@pytest.mark.skipif(
+    "TANDEM_TEST_LONG" not in os.environ, reason="takes minutes on two cores: set TANDEM_TEST_LONG=1, or verify by hand"
+)
 def test_gemma3_around_its_window(tandem: Command, gemma3_folder: Path) -> None:
     """A prompt just beyond the window of 512, and longer ones whose beginning is known on either side."""
     options = ("--quick", "--chunk", "64", "--tokens", "4", "--length", "514")
