@@ -123,7 +123,7 @@ async def test_loading_without_progress_is_given_up(make_supervisor: MakeSupervi
 async def test_slow_loading_with_progress_is_fine(make_supervisor: MakeSupervisor) -> None:
     supervisor = await make_supervisor(load_seconds=6.0, layers=12, settings={"load_deadline": 4.0})
     assert supervisor.state == "ready"
-    assert supervisor.progress == (8, 8)
+    assert supervisor.progress == (12, 12)
 
 
 async def test_a_damaged_model_is_not_tried_again(make_supervisor: MakeSupervisor) -> None:
