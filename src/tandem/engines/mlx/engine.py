@@ -18,7 +18,7 @@ from tandem.engines.answer import score_prompt
 from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, Prepared
 from tandem.engines.mlx.cache_kinds import is_batchable
 from tandem.engines.mlx.decode import Decoder
-from tandem.engines.mlx.handoffs import Handoffs
+from tandem.engines.mlx.handoffs import MlxHandoffs
 from tandem.engines.mlx.load import LoadedModel, load
 from tandem.engines.mlx.memory import MemoryBudget, measure_sequence
 from tandem.engines.mlx.pace import Pace
@@ -59,7 +59,7 @@ class MlxEngine(Engine):
         self._decoder: Decoder
         self._prefix: PrefixCache
         self._memory: MemoryBudget
-        self._handoffs: Handoffs
+        self._handoffs: MlxHandoffs
 
     # ------------------------------------------------------------------------------------------------------- lifetime
 
@@ -72,7 +72,7 @@ class MlxEngine(Engine):
         size = measure_sequence(seen)
         self._memory = MemoryBudget.measure(size, padded=is_batchable(seen))
         self._prefix = PrefixCache(loaded.make_cache, self._memory.prefix_budget(options.prefix_cache_bytes))
-        self._handoffs = Handoffs(options, loaded, seen, self._prefix, self._pace, lambda: self.wake())
+        self._handoffs = MlxHandoffs(options, loaded, seen, self._prefix, self._pace, lambda: self.wake())
         self._is_loaded = True
         return ModelInfo(
             model_id=options.model_id,

@@ -1,4 +1,4 @@
-"""Both sides of the engine's hand-offs: prefills asked of others, and prefills that others ask for."""
+"""Both sides of the engine's hand-offs: what is MLX's own about them."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-import msgspec
-
 from tandem.engines.base import EngineOptions, KvPlane, Output
 from tandem.engines.handoff.desk import PrefillDesk
-from tandem.engines.handoff.remote import RemotePrefill, RemotePrefills
+from tandem.engines.handoff.handoffs import Handoffs
+from tandem.engines.handoff.remote import RemotePrefill
 from tandem.engines.mlx.exchange import commit
 from tandem.engines.mlx.identity import fingerprint_of
 from tandem.engines.mlx.layout import layout_of
 from tandem.engines.mlx.load import LoadedModel
 from tandem.engines.mlx.pace import Pace
-from tandem.engines.mlx.peer_work import PeerWork
+from tandem.engines.mlx.peer_work import MlxPeerWork
 from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import PrefixCache
 from tandem.engines.mlx.request import Sequence
 from tandem.errors import HandoffError
-from tandem.kv.codec import RAW
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
-from tandem.placement.handoff import NO_PEER, Decision, Here
+from tandem.placement.handoff import Here
 from tandem.types import PrefillProgress
 
 logger = logging.getLogger("tandem.mlx")
@@ -33,15 +31,12 @@ logger = logging.getLogger("tandem.mlx")
 CHECKPOINT_TOKENS = 1024
 
 
-class Handoffs:
-    """Owned and called by the engine thread, but for the desk and `wake`.
-
-    Layout and fingerprint are made when somebody needs them: the fingerprint reads the model's files.
+class MlxHandoffs(Handoffs[Sequence]):
+    """Layout and fingerprint are made when somebody needs them: the fingerprint reads the model's files.
 
     Args:
         seen: a cache of the model that has seen tokens.
         pace: the engine's measured speeds.
-        wake: tells the engine thread, from any other, that there is something to do.
     """
 
     def __init__(
@@ -53,19 +48,14 @@ class Handoffs:
         pace: Pace,
         wake: Callable[[], None],
     ) -> None:
-        self._options = options
+        rates = pace.rates
+        desk = PrefillDesk(wake, lambda tokens: rates.seconds(tokens) if rates.known else 0.0)
+        work = MlxPeerWork(loaded, prefix, desk, pace)
+        super().__init__(options, desk, work, chunk=pace.chunk, checkpoint=CHECKPOINT_TOKENS, wake=wake)
         self._loaded = loaded
         self._seen = seen
         self._prefix = prefix
-        self._pace = pace
-        rates = pace.rates
-        self.desk = PrefillDesk(wake, lambda tokens: rates.seconds(tokens) if rates.known else 0.0)
-        self._peer_work = PeerWork(loaded, prefix, self.desk, pace)
-        self._remotes: RemotePrefills | None = None
-        self._wake = wake
-        if options.prefill_peers:
-            self.name_peers(options.prefill_peers)
-        self.receiving: list[Sequence] = []
+        self.name_peers(options.prefill_peers)
 
     @cached_property
     def layout(self) -> Layout:
@@ -82,28 +72,6 @@ class Handoffs:
         """For the KV port."""
         return KvPlane(self.layout, self.fingerprint, self.desk)
 
-    # ---------------------------------------------------------------------------------------------- asked of others
-
-    @property
-    def elsewhere(self) -> int:
-        """Sequences that wait for another node, and for nothing here. From any thread."""
-        return sum(one.remote is not None and not one.remote.ended for one in self.receiving.copy())
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether any node was named that may prefill for this one."""
-        return self._remotes is not None and self._remotes.any
-
-    def name_peers(self, addresses: tuple[str, ...]) -> None:
-        """Replace the nodes that may prefill for this one."""
-        if self._remotes is not None:
-            self._remotes.name_peers(addresses)
-        elif addresses:
-            options = msgspec.structs.replace(self._options, prefill_peers=addresses)
-            self._remotes = RemotePrefills(
-                options, self.layout, self.fingerprint, self._wake, checkpoint=CHECKPOINT_TOKENS
-            )
-
     def consider(self, sequence: Sequence, held: list[Any], start: int, here: Here) -> bool:
         """Begin a remote prefill if that is predicted to be sooner.
 
@@ -112,16 +80,7 @@ class Handoffs:
         """
         if sequence.scored or not sequence.may_hand_off:
             return False
-        if self._remotes is None:
-            sequence.answer.decided(Decision("local", None, RAW, None, None, NO_PEER))
-            return False
-        remote, decision = self._remotes.consider(sequence.tokens, held, start, here, chunk=self._pace.chunk)
-        sequence.answer.decided(decision)
-        if remote is None:
-            return False
-        sequence.remote = remote
-        self.receiving.append(sequence)
-        return True
+        return self._ask(sequence, held, start, here)
 
     def news(self) -> list[Output]:
         """What peers have computed of prompts since the last call."""
@@ -134,20 +93,13 @@ class Handoffs:
     def collect(self, here: Here) -> list[Sequence]:
         """Sequences whose hand-off ended, each with a `prefill` that has committed what arrived."""
         ended: list[Sequence] = []
-        for sequence in [one for one in self.receiving if one.remote is not None and one.remote.ended]:
+        for sequence in [one for one in self.receiving if self._arrived(one)]:
             remote = sequence.remote
             assert remote is not None
             outcome = remote.collect()
             if outcome.error is not None:
-                logger.warning(
-                    "hand-off of request %s from %s broke off with %d of %d tokens complete: %s",
-                    sequence.request_id,
-                    outcome.peer,
-                    outcome.complete,
-                    remote.end,
-                    outcome.error,
-                )
-                if self._remotes is not None and self._remotes.go_on(remote, here, chunk=self._pace.chunk):
+                self._broke_off(sequence, remote, outcome)
+                if self._goes_on(remote, here):
                     continue
             self.receiving.remove(sequence)
             sequence.remote = None
@@ -182,39 +134,7 @@ class Handoffs:
             return remote.held, remote.start
         return cache, complete
 
-    def cancel(self, request_id: str) -> bool:
-        """Stop waiting for a request's entries."""
-        for sequence in self.receiving:
-            if sequence.request_id == request_id:
-                assert sequence.remote is not None
-                sequence.remote.cancel()
-                self.receiving.remove(sequence)
-                return True
-        return False
-
-    # --------------------------------------------------------------------------------------------- asked for by others
-
-    @property
-    def serving(self) -> bool:
-        """Whether a peer waits for work."""
-        return self._peer_work.pending
-
-    def serve(self, limit: int, *, idle: bool) -> None:
-        """Compute a chunk for a peer."""
-        self._peer_work.step(limit, idle=idle)
-
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return self.serving or any(
-            one.remote is not None and (one.remote.ended or one.remote.progressed) for one in self.receiving
-        )
-
-    def close(self) -> None:
-        """Close connections to peers."""
-        for sequence in self.receiving:
-            if sequence.remote is not None:
-                sequence.remote.cancel()
-        self.receiving.clear()
-        if self._remotes is not None:
-            self._remotes.close()
+        return super().has_work or any(one.remote is not None and one.remote.progressed for one in self.receiving)

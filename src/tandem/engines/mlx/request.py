@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tandem.engines.answer import Answer
-from tandem.engines.base import Prepared
+from tandem.engines.handoff.sequence import RemoteSequence
 from tandem.engines.mlx.load import LoadedModel
 from tandem.engines.mlx.memory import MemoryBudget
 from tandem.engines.mlx.sampling import Processor, ResolvedSampling, resolve
@@ -20,22 +20,19 @@ from tandem.types import ChatPrompt, GenerationRequest
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from tandem.engines.handoff.remote import RemotePrefill
     from tandem.engines.mlx.prefill import Prefill
 
 RESERVE_TOKENS = 512
 """Of an answer of unknown length, the part that memory is set aside for before it begins."""
 
 
-class Sequence(Prepared):
+class Sequence(RemoteSequence):
     """A request on its way through the engine.
 
     Attributes:
         number: the engine's own, unique.
-        tokens: the prompt.
         reserved: bytes set aside for its cache.
         prefill: while the prompt is processed.
-        remote: while another node processes the prompt.
         may_hand_off: another node may be asked to.
         offered: whether it has been considered for another node while it waited for its turn.
         broken: set when a processor of this sequence failed.
@@ -50,38 +47,21 @@ class Sequence(Prepared):
         constraint: Constraint | None,
         reserved: int,
     ) -> None:
-        self.request_id = request_id
-        self.answer = answer
+        super().__init__(request_id, answer)
         self.sampling = sampling
         self.constraint = constraint
         self.reserved = reserved
         self.number = 0
         self.prefill: Prefill | None = None
-        self.remote: RemotePrefill | None = None
         self.may_hand_off = True
         self.offered = False
         self.broken: TandemError | None = None
         self.sound_tokens = 0
 
     @property
-    def tokens(self) -> list[int]:
-        """The prompt's token ids."""
-        return self.answer.prompt.token_ids
-
-    @property
     def position(self) -> int:
         """Prompt tokens processed so far."""
         return self.prefill.position if self.prefill is not None else 0
-
-    @property
-    def scored(self) -> bool:
-        """Whether the prompt's own tokens get log-probabilities, for which all of them must be computed."""
-        return self.answer.request.prompt_logprobs is not None
-
-    @property
-    def keeps_prefix(self) -> bool:
-        """Whether the prefix cache takes part."""
-        return self.answer.request.use_prefix_cache
 
     def guard(self, processor: Processor) -> Processor:
         """A processor whose failure ends this sequence instead of the batch it runs in."""

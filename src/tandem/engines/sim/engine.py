@@ -19,7 +19,7 @@ from tandem.engines.answer import Answer, score_prompt
 from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, Prepared
 from tandem.engines.sim.cache import chain, layout_of
 from tandem.engines.sim.device import Device
-from tandem.engines.sim.handoffs import Handoffs
+from tandem.engines.sim.handoffs import SimHandoffs
 from tandem.engines.sim.prefix import NOTHING, Prefix, SimPrefixCache
 from tandem.engines.sim.profile import SimProfile
 from tandem.engines.sim.sequence import Sequence
@@ -57,7 +57,7 @@ class SimEngine(Engine):
         entries = profile.prefix_entries if profile.prefix_hits else 0
         self._bytes_per_token = layout_of(profile).bytes_per_token
         self._prefix = SimPrefixCache(entries, self._bytes_per_token)
-        self._handoffs = Handoffs(options, profile, self._prefix, self._device, self._chunk, lambda: self.wake())
+        self._handoffs = SimHandoffs(options, profile, self._prefix, self._device, self._chunk, lambda: self.wake())
 
     def load(self, report: Callable[[LoadProgress], None]) -> ModelInfo:
         profile = self._profile
@@ -163,7 +163,8 @@ class SimEngine(Engine):
         if self._handoffs.collectable:
             pass
         elif self._handoffs.serving and (self._steps % 2 or not self._prefilling):
-            self._handoffs.serve(self._chunk_limit())
+            # Its answers are paced by sleeping, so that it always has the time to wait for a slow client.
+            self._handoffs.serve(self._chunk_limit(), idle=True)
         elif self._prefilling:
             self._prefill(self._prefilling[0], outputs)
         elif self._running and self._profile.decode_tps:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from tandem.engines.answer import Answer
-from tandem.engines.base import Prepared
-from tandem.engines.handoff.remote import RemotePrefill
+from tandem.engines.handoff.sequence import RemoteSequence
 from tandem.kv.outcome import Outcome
 
 
-class Sequence(Prepared):
+class Sequence(RemoteSequence):
     """One request.
 
     Attributes:
@@ -22,32 +21,15 @@ class Sequence(Prepared):
     """
 
     def __init__(self, request_id: str, answer: Answer, script: list[int]) -> None:
-        self.request_id = request_id
-        self.answer = answer
+        super().__init__(request_id, answer)
         self.script = script
         self.position = -1
         self.state = 0
         self.written: list[int] = []
         self.due = 0.0
-        self.remote: RemotePrefill | None = None
         self.outcome: Outcome | None = None
-
-    @property
-    def tokens(self) -> list[int]:
-        """The prompt's token ids."""
-        return self.answer.prompt.token_ids
 
     @property
     def missing(self) -> int:
         """Prompt tokens that are not in the cache yet."""
         return len(self.tokens) - max(0, self.position)
-
-    @property
-    def scored(self) -> bool:
-        """Whether the prompt's own tokens get log-probabilities, for which all of them must be computed."""
-        return self.answer.request.prompt_logprobs is not None
-
-    @property
-    def keeps_prefix(self) -> bool:
-        """Whether the prefix cache takes part."""
-        return self.answer.request.use_prefix_cache

@@ -1,0 +1,35 @@
+"""A request whose prompt another node may process."""
+
+from __future__ import annotations
+
+from tandem.engines.answer import Answer
+from tandem.engines.base import Prepared
+from tandem.engines.handoff.remote import RemotePrefill
+
+
+class RemoteSequence(Prepared):
+    """What hand-offs need of an engine's request.
+
+    Attributes:
+        remote: while another node processes the prompt.
+    """
+
+    def __init__(self, request_id: str, answer: Answer) -> None:
+        self.request_id = request_id
+        self.answer = answer
+        self.remote: RemotePrefill | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt's token ids."""
+        return self.answer.prompt.token_ids
+
+    @property
+    def scored(self) -> bool:
+        """Whether the prompt's own tokens get log-probabilities, for which all of them must be computed."""
+        return self.answer.request.prompt_logprobs is not None
+
+    @property
+    def keeps_prefix(self) -> bool:
+        """Whether the prefix cache takes part."""
+        return self.answer.request.use_prefix_cache
