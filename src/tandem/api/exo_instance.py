@@ -11,7 +11,7 @@ from pydantic.alias_generators import to_camel
 
 from tandem.api.exo_names import ById, memory, snake
 from tandem.errors import InvalidRequestError
-from tandem.models.cards import ModelCard
+from tandem.models.cards import ModelCard, plain_card
 from tandem.placement.world import card_of
 from tandem.types.intents import InstanceIntent, InstanceMeta, Shard, Sharding
 
@@ -201,7 +201,7 @@ def read_instance(body: InstanceBody) -> tuple[InstanceIntent, ModelCard]:
         meta=_METAS[body.tag],
         sharding=sharding,
         shards=tuple(placed),
-        card=card.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
+        card=plain_card(card),
         options=body.options.model_dump(exclude_defaults=True),
     )
     return intent, card

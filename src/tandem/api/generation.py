@@ -57,10 +57,10 @@ class Running:
 
 def resolve(node: Node, model: str) -> str | None:
     """The id of the served model that `model` names; None where nothing serves it."""
-    wanted = model.lower()
+    wanted = model.casefold()
     statuses = node.instances()
     for status in statuses:
-        if wanted == status.model_id.lower() or any(wanted == alias.lower() for alias in status.card.aliases):
+        if wanted in status.card.names:
             return status.model_id
     if wanted == "default" and statuses:
         return statuses[0].model_id

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
 from tandem.cluster.local_models import reference_to
 from tandem.cluster.state import ClusterState
 from tandem.engines.sim.profile import is_sim_reference, parse_sim_reference
 from tandem.errors import ConfigError, InvalidRequestError, ModelError, NotFoundError, UnplaceableError
-from tandem.models.cards import ModelCard
+from tandem.models.cards import ModelCard, card_from
 from tandem.models.store import ModelStore
 from tandem.placement.world import card_of
-from tandem.types.intents import CardIntent
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ def find_model(name: str, store: ModelStore, state: ClusterState, node_id: str) 
         except ConfigError as error:
             raise InvalidRequestError(error.message, param="model_id") from error
     for custom in custom_cards(state).values():
-        if wanted in _names(custom):
+        if wanted in custom.names:
             return Known(custom, custom.model_id)
     try:
         local = None if name.startswith(("/", ".", "~")) else store.find(name)
@@ -66,7 +63,7 @@ def find_model(name: str, store: ModelStore, state: ClusterState, node_id: str) 
         return Known(built_in, built_in.model_id)
     for intent in state.instances.values():
         card = card_of(intent)
-        if card is not None and wanted in _names(card):
+        if card is not None and wanted in card.names:
             only = () if intent.reference == intent.model_id else tuple(shard.node_id for shard in intent.shards)
             return Known(card, intent.reference, only)
     raise NotFoundError(
@@ -77,21 +74,5 @@ def find_model(name: str, store: ModelStore, state: ClusterState, node_id: str) 
 
 def custom_cards(state: ClusterState) -> dict[str, ModelCard]:
     """The cluster's custom cards that this version can read, by id."""
-    found = {}
-    for intent in state.cards.values():
-        card = _read(intent)
-        if card is not None:
-            found[intent.model_id] = card
-    return found
-
-
-def _read(intent: CardIntent) -> ModelCard | None:
-    known = {name: value for name, value in intent.card.items() if name in ModelCard.model_fields}
-    try:
-        return ModelCard.model_validate({**known, "is_custom": True})
-    except ValidationError:
-        return None  # of a newer version
-
-
-def _names(card: ModelCard) -> set[str]:
-    return {name.casefold() for name in (card.model_id, *card.aliases)}
+    cards = {intent.model_id: card_from({**intent.card, "is_custom": True}) for intent in state.cards.values()}
+    return {model_id: card for model_id, card in cards.items() if card is not None}

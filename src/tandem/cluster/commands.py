@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from tandem.cluster.control import ControlPlane
 from tandem.errors import DeadlineError, InvalidRequestError, NotFoundError
-from tandem.models.cards import ModelCard
+from tandem.models.cards import ModelCard, plain_card
 from tandem.placement.links import check_link
 from tandem.placement.plan import PlacementRequest, place
 from tandem.placement.preview import Preview, previews
@@ -123,7 +123,7 @@ class Commands:
 
     async def add_card(self, card: ModelCard) -> CardIntent:
         """Make a custom model card known to the whole cluster."""
-        intent = CardIntent(card.model_id, card.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
+        intent = CardIntent(card.model_id, plain_card(card))
         await self._control.intents.put(intent)
         return intent
 

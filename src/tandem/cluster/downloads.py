@@ -240,8 +240,7 @@ class Downloads:
 
     def _names(self, reference: str) -> frozenset[str]:
         card = self._store.cards.get(reference)
-        names = {reference, card.model_id, *card.aliases} if card is not None else {reference}
-        return frozenset(name.casefold() for name in names)
+        return (card.names if card is not None else frozenset()) | {reference.casefold()}
 
     def _job(self, reference: str) -> DownloadJob | None:
         return self._jobs.get(self._canonical(reference).casefold())

@@ -65,11 +65,6 @@ class LocalInstance:
     launched_with: dict[str, Any] = field(default_factory=dict)
     created: float = field(default_factory=time.time)
 
-    @property
-    def names(self) -> set[str]:
-        """What requests may call its model, in lower case."""
-        return {name.lower() for name in (self.card.model_id, *self.card.aliases)}
-
     def status(self) -> InstanceStatus:
         """As it is now."""
         supervisor = self.supervisor

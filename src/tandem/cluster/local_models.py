@@ -44,11 +44,11 @@ class LocalModels:
         """Raises:
         InstanceNotReadyError: `model` is one of those that are expected.
         """
-        wanted = model.lower()
+        wanted = model.casefold()
         for reference in self._expected:
             card = self._store.cards.get(reference)
-            names = {reference, card.model_id, *card.aliases} if card is not None else {reference}
-            if wanted in {name.lower() for name in names} or (wanted == "default" and len(self._expected) == 1):
+            names = (card.names if card is not None else frozenset()) | {reference.casefold()}
+            if wanted in names or (wanted == "default" and len(self._expected) == 1):
                 raise InstanceNotReadyError(
                     f"{reference} is being fetched or converted; it will answer when it is loaded.", retry_after=5.0
                 )

@@ -13,6 +13,7 @@ from tandem.cluster.local_models import reference_to
 from tandem.cluster.tasks import background
 from tandem.engines.sim.profile import parse_sim_reference
 from tandem.errors import ConfigError, NotFoundError, TandemError
+from tandem.models.cards import plain_card
 from tandem.models.store import LocalModel
 from tandem.types.facts import RunnerFact
 from tandem.types.intents import InstanceIntent, InstanceMeta, Shard
@@ -198,6 +199,6 @@ def instance_here(node_id: str, model: LocalModel | str, instance_id: str) -> In
         meta=meta,
         sharding="Pipeline",
         shards=(Shard(node_id, f"{instance_id}-0", 0, 1, 0, card.n_layers),),
-        card=card.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
+        card=plain_card(card),
         created=time.time(),
     )

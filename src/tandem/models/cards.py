@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -101,6 +103,35 @@ class ModelCard(_Frozen):
     sampling_defaults: SamplingDefaults | None = None
     aliases: tuple[str, ...] = ()
 
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Everything that requests may call it, case-folded."""
+        return frozenset(name.casefold() for name in (self.model_id, *self.aliases))
+
+
+def plain_card(card: ModelCard) -> dict[str, Any]:
+    """The card as plain data; fields at their default are left out."""
+    plain: dict[str, Any] = card.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    return plain
+
+
+def card_from(plain: Mapping[str, Any]) -> ModelCard | None:
+    """The card that `plain_card` made this of, perhaps by another version: fields that are not known here are left out.
+
+    None if this version cannot read it. Remembered, as it is asked for at every request.
+    """
+    return _card_from(msgspec.msgpack.encode(plain))
+
+
+@lru_cache(maxsize=4096)
+def _card_from(encoded: bytes) -> ModelCard | None:
+    plain = msgspec.msgpack.decode(encoded)
+    known = {name: value for name, value in plain.items() if name in ModelCard.model_fields}
+    try:
+        return ModelCard.model_validate(known)
+    except ValidationError:
+        return None
+
 
 def parse_card(text: str, origin: str) -> ModelCard:
     """Read a card from TOML.
@@ -124,7 +155,7 @@ def parse_card(text: str, origin: str) -> ModelCard:
 
 def format_card(card: ModelCard) -> str:
     """The card as TOML; fields at their default are left out."""
-    return tomli_w.dumps(card.model_dump(mode="json", exclude_defaults=True, exclude_none=True))
+    return tomli_w.dumps(plain_card(card))
 
 
 @lru_cache(maxsize=1)

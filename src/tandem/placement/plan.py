@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.errors import PlacementError, UnplaceableError
-from tandem.models.cards import ModelCard
+from tandem.models.cards import ModelCard, plain_card
 from tandem.placement.planner import Constraints, Plan, Planner, Refusal, normalised, short_name
 from tandem.placement.world import World, display_name
 from tandem.types.intents import InstanceIntent, InstanceMeta, Shard, Sharding
@@ -102,7 +102,7 @@ def instance_of(plan: Plan, request: PlacementRequest, instance_id: str, created
             Shard(member.node_id, f"{instance_id}-{rank}", rank, world, *plan.layers[rank])
             for rank, member in enumerate(plan.members)
         ),
-        card=request.card.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
+        card=plain_card(request.card),
         options={"context_length": request.context_length} if request.context_length else {},
         created=created,
     )

@@ -117,12 +117,10 @@ def _named(model: str, world: World) -> list[InstanceIntent]:
     if wanted == "default" and len({instance.model_id.casefold() for instance in instances}) == 1:
         return instances
     found = [instance for instance in instances if instance.model_id.casefold() == wanted]
-    return found or [instance for instance in instances if wanted in _aliases(instance)]
-
-
-def _aliases(instance: InstanceIntent) -> set[str]:
-    card = card_of(instance)
-    return {alias.casefold() for alias in card.aliases} if card is not None else set()
+    if found:
+        return found
+    cards = [(instance, card_of(instance)) for instance in instances]
+    return [instance for instance, card in cards if card is not None and wanted in card.names]
 
 
 def base_model(instance: InstanceIntent) -> str:

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import get_args
 
-from pydantic import ValidationError
-
-from tandem.models.cards import ModelCard
+from tandem.models.cards import ModelCard, card_from
 from tandem.types.facts import Backend, NodeFacts, RunnerFact
 from tandem.types.intents import InstanceIntent, InstanceMeta, LinkIntent, Shard
 
@@ -44,13 +42,8 @@ def display_name(facts: NodeFacts) -> str:
 
 
 def card_of(instance: InstanceIntent) -> ModelCard | None:
-    """The card that an intent carries; None if this version cannot read it. Fields it does not know are left out, as
-    another node may run a newer version."""
-    known = {name: value for name, value in instance.card.items() if name in ModelCard.model_fields}
-    try:
-        return ModelCard.model_validate(known)
-    except ValidationError:
-        return None
+    """The card that an intent carries; None if this version cannot read it."""
+    return card_from(instance.card)
 
 
 def leader(instance: InstanceIntent) -> Shard | None:

@@ -85,8 +85,8 @@ async def _events(context: Context, model_id: str, seconds: float) -> AsyncItera
 
 def _serves(intent: InstanceIntent, model_id: str) -> bool:
     card = card_of(intent)
-    names = (intent.model_id, *(card.aliases if card is not None else ()))
-    return model_id.casefold() in (name.casefold() for name in names)
+    names = card.names if card is not None else frozenset()
+    return model_id.casefold() in names | {intent.model_id.casefold()}
 
 
 def _named(intent: InstanceIntent) -> dict[str, Any]:
