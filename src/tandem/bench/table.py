@@ -6,7 +6,7 @@ from rich.console import Console, Group
 from rich.table import Table
 
 from tandem.bench.environment import Environment
-from tandem.bench.plan import BOUNDS
+from tandem.bench.plan import BOUNDS, Bound
 from tandem.bench.report import Comparison, Delay, Report, Series, SimLoad
 
 LABELS = {
@@ -37,16 +37,15 @@ def _headline(report: Report) -> Table:
         series["server_cpu_ms_per_token"] = report.sim.server_cpu_ms_per_token
     for name, values in series.items():
         bound = BOUNDS.get(name)
-        verdict = "" if bound is None else "[green]met" if bound.met_by(values.median) else "[red]missed"
         label = LABELS.get(name, f"throughput, Tandem / mlx-lm, {name.rpartition('_')[2]} at a time")
-        table.add_row(label, f"{values.median:.3f}", _range(values, 3), str(bound or ""), verdict)
+        table.add_row(label, f"{values.median:.3f}", _range(values, 3), str(bound or ""), verdict(bound, values.median))
     return table
 
 
 def _details(report: Report) -> list[Table]:
     tables = []
     if report.throughput:
-        table = _table("Behind the ratios", "Tandem", "mlx-lm")
+        table = detail_table("Behind the ratios", "median (lowest to highest)", "Tandem", "mlx-lm")
         for comparison in report.throughput:
             _throughput(table, comparison)
         if report.ttft is not None:
@@ -61,11 +60,16 @@ def _details(report: Report) -> list[Table]:
     return tables
 
 
-def _table(title: str, *columns: str) -> Table:
+def verdict(bound: Bound | None, value: float) -> str:
+    """Whether a bound is met, in colour; nothing where there is none."""
+    return "" if bound is None else "[green]met" if bound.met_by(value) else "[red]missed"
+
+
+def detail_table(title: str, *columns: str) -> Table:
+    """A table whose first column names its rows; figures are in the others."""
     table = Table(title=title, title_justify="left")
-    table.add_column("median (lowest to highest)")
-    for column in columns:
-        table.add_column(column, justify="right")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left")
     return table
 
 
@@ -87,7 +91,9 @@ def _cached(delay: Delay) -> tuple[list[int], list[int]]:
 
 
 def _sim(sim: SimLoad) -> Table:
-    table = _table(f"{sim.streams} simulated streams of {sim.tokens} tokens", "Tandem")
+    table = detail_table(
+        f"{sim.streams} simulated streams of {sim.tokens} tokens", "median (lowest to highest)", "Tandem"
+    )
     table.add_row("tokens/s that arrived", _value(sim.tokens_per_second, 0))
     table.add_row("tokens/s of the engine", f"{sim.offered_tokens_per_second:.0f}")
     table.add_row("events a token", _value(sim.events_per_token, 3))

@@ -13,9 +13,9 @@ from typing import Any
 
 from tandem.cli.loading import interruptible, obtain, show_loading
 from tandem.cli.progress import progress_view
-from tandem.cluster.background import LoopThread
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import LocalInstances
+from tandem.cluster.loop_thread import LoopThread
 from tandem.config import Settings
 from tandem.errors import TandemError
 from tandem.models.store import ModelStore

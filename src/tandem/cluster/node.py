@@ -21,7 +21,7 @@ from tandem.cluster.instances import InstanceStatus, LocalInstances
 from tandem.cluster.link_rates import LinkRates
 from tandem.cluster.local_models import LocalModels, reference_to
 from tandem.cluster.nodeport.client import NodeClient
-from tandem.cluster.nodeport.server import Handler, NodePort
+from tandem.cluster.nodeport.server import NodePort
 from tandem.cluster.peering import Peering
 from tandem.cluster.reconciler import Reconciler, instance_here
 from tandem.cluster.remote_status import statuses
@@ -72,7 +72,6 @@ class Node:
         self.secret = cluster_secret(settings)
         self.local = LocalInstances(settings, self.node_id, self.secret)
         self._peering = Peering(settings, self.local)
-        self._handlers: dict[str, Handler] = {}
         self._running: contextlib.AsyncExitStack | None = None
         self.control: ControlPlane
         self.commands: Commands
@@ -115,19 +114,13 @@ class Node:
         )
         self.commands = Commands(self.control, self.world)
         self.downloads = Downloads(self.node_id, self.store, self.models, self.client, self.control)
-        self._handlers.update(self.downloads.handlers)
         self._link_rates = LinkRates(self.node_id, self.client, self.world, self.control.facts.set_links)
         self._reconciler = Reconciler(self.node_id, self.local, self.downloads.obtain, self._tell)
-        self._view = View(
-            self.node_id,
-            lambda: self.control.state,
-            self._reconciler.runner_facts,
-            automatic=settings.automatic_links,
-        )
+        self._view = View(self.node_id, lambda: self.control.state, automatic=settings.automatic_links)
         self._router = Router(self.node_id, self.local, self.client, self._view.routing)
         host = any_host() if self.secret or settings.cluster_open else "127.0.0.1"
         context = identity.server_context() if identity else None
-        self._port = NodePort(self.node_id, self.local, self.models, self._handlers, host, 0, context)
+        self._port = NodePort(self.node_id, self.local, self.models, self.downloads.handlers, host, 0, context)
         await self._port.start()
         stack.push_async_callback(self._port.stop)
         stack.push_async_callback(self.client.close)
@@ -157,16 +150,13 @@ class Node:
         """The HTTP surface listens at this port."""
         self.control.facts.set_ports(api_port=api_port, node_port=self._port.port)
 
-    def answer_to(self, command: str, handler: Handler) -> None:
-        """Let other nodes have `command` done here."""
-        self._handlers[command] = handler
-
     def _left(self, gone: str) -> None:
         self.client.lost(gone, "it left the cluster")
 
     def _tell(self) -> None:
-        self._view.forget()
-        self.control.facts.set_runners(self._reconciler.runner_facts())
+        runners = tuple(self._reconciler.runner_facts())
+        self._view.runners_are(runners)
+        self.control.facts.set_runners(runners)
 
     async def _follow(self) -> None:
         """Keep instances and their prefill peers as the state says."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
@@ -19,7 +19,6 @@ class View:
 
     Args:
         state: as it is known now.
-        runners: of this machine, as they are: what is told to others is told a few times a second at most.
         automatic: add the links that the cluster makes by itself.
     """
 
@@ -27,21 +26,21 @@ class View:
         self,
         node_id: str,
         state: Callable[[], ClusterState],
-        runners: Callable[[], Iterable[RunnerFact]],
         *,
         automatic: bool,
     ) -> None:
         self._node_id = node_id
         self._state = state
-        self._runners = runners
+        self._runners: tuple[RunnerFact, ...] = ()
         self._with_automatic = automatic
         self._automatic: dict[str, LinkIntent] = {}
         self._routing: tuple[ClusterState, World] | None = None
         self._whole: tuple[ClusterState, World] | None = None
         self._wanted: tuple[dict[str, Entry], dict[str, InstanceIntent], dict[str, LinkIntent]] | None = None
 
-    def forget(self) -> None:
-        """Runners of this machine have changed."""
+    def runners_are(self, runners: tuple[RunnerFact, ...]) -> None:
+        """Those of this machine, as they are now: what is told to others is told a few times a second at most."""
+        self._runners = runners
         self._routing = self._whole = None
 
     def routing(self) -> World:
@@ -53,7 +52,7 @@ class View:
             _, instances, links = self._wanted
             nodes = state.nodes
             if self._node_id in nodes:
-                mine = msgspec.structs.replace(nodes[self._node_id], runners=tuple(self._runners()))
+                mine = msgspec.structs.replace(nodes[self._node_id], runners=self._runners)
                 nodes = {**nodes, self._node_id: mine}
             self._routing = (state, World(nodes, instances, links))
         return self._routing[1]

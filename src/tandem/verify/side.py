@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from tandem.cluster.background import LoopThread
 from tandem.cluster.bus.secret import cluster_secret
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import LocalInstances
+from tandem.cluster.loop_thread import LoopThread
 from tandem.config import Settings
 from tandem.errors import ConfigError, UnsupportedError
 from tandem.models.store import LocalModel

@@ -8,7 +8,7 @@ from rich.table import Table
 from tandem.bench.cluster.messages import Traffic
 from tandem.bench.cluster.report import ClusterReport, Forming, Idle
 from tandem.bench.report import Series
-from tandem.bench.table import machine_notes
+from tandem.bench.table import detail_table, machine_notes, verdict
 
 LABELS = {
     "form_seconds_3": "3 nodes: seconds to form",
@@ -47,22 +47,17 @@ def _headline(report: ClusterReport) -> Table:
     bounds = report.bounds
     for name, value in report.figures.items():
         bound = bounds.get(name)
-        verdict = "" if bound is None else "[green]met" if bound.met_by(value) else "[red]missed"
         table.add_row(
-            LABELS[name], f"{value:.0f}" if value == int(value) else f"{value:.3f}", str(bound or ""), verdict
+            LABELS[name],
+            f"{value:.0f}" if value == int(value) else f"{value:.3f}",
+            str(bound or ""),
+            verdict(bound, value),
         )
     return table
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
-    return table
-
-
 def _clusters(report: ClusterReport) -> Table:
-    table = _table(
+    table = detail_table(
         "Clusters", "", "nodes", "processes", "own start s", "formed s", "killed", "noticed s", "load before"
     )
     rows: list[tuple[str, Forming]] = [*report.small.items(), ("large", report.large)]
@@ -81,7 +76,7 @@ def _clusters(report: ClusterReport) -> Table:
 
 
 def _costs(report: ClusterReport) -> Table:
-    table = _table("Idle and placing", "median (lowest to highest)", "", "load")
+    table = detail_table("Idle and placing", "median (lowest to highest)", "", "load")
 
     def idle(name: str, one: Idle) -> None:
         table.add_row(f"% of a core, {name}, a process of its own", _value(one.alone, 2), f"{one.load:.2f}")
@@ -96,7 +91,7 @@ def _costs(report: ClusterReport) -> Table:
 
 
 def _requests(report: ClusterReport) -> Table:
-    table = _table(
+    table = detail_table(
         "Requests", "", "answered", "tokens", "retried", "failed before a token", "failed after one", "longest s"
     )
 

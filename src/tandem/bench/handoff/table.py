@@ -9,7 +9,7 @@ from rich.text import Text
 from tandem.bench.handoff.plan import BOUNDS
 from tandem.bench.handoff.report import FirstToken, HandoffReport, PeakMemory, Throughput, TokenGaps
 from tandem.bench.report import Series
-from tandem.bench.table import machine_notes
+from tandem.bench.table import detail_table, machine_notes, verdict
 
 LABELS = {
     "socket_ratio": "throughput: KV plane / plain socket",
@@ -61,28 +61,20 @@ def _headline(report: HandoffReport) -> Table:
     table.add_column("")
     for name, values in report.series.items():
         bound = BOUNDS.get(name)
-        verdict = "" if bound is None else "[green]met" if bound.met_by(values.median) else "[red]missed"
         spread = f"{values.low:.3f} to {values.high:.3f}"
-        table.add_row(LABELS[name], f"{values.median:.3f}", spread, str(bound or ""), verdict)
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left")
+        table.add_row(LABELS[name], f"{values.median:.3f}", spread, str(bound or ""), verdict(bound, values.median))
     return table
 
 
 def _throughput(result: Throughput) -> Table:
-    table = _table(f"{result.payload_bytes / 1e6:.0f} MB over loopback", "median (lowest to highest)", "MB/s")
+    table = detail_table(f"{result.payload_bytes / 1e6:.0f} MB over loopback", "median (lowest to highest)", "MB/s")
     for name, values in result.bytes_per_second.items():
         table.add_row(SENDERS[name], _value(values, 1e-6, 0))
     return table
 
 
 def _links(result: FirstToken) -> Table:
-    table = _table(
+    table = detail_table(
         f"First token, {result.payload_bytes / 1e6:.0f} MB of KV (medians)",
         "transfer / prefill",
         "link MB/s",
@@ -122,7 +114,7 @@ def bars(result: FirstToken) -> Text:
 
 def _gaps(result: TokenGaps, rate: float, streams: int) -> Table:
     title = f"{streams} running answers while {result.payload_bytes / 1e6:.0f} MB arrive at {rate / 1e6:.0f} MB/s"
-    table = _table(title, "ms between tokens, median (lowest to highest)", "receiving", "otherwise")
+    table = detail_table(title, "ms between tokens, median (lowest to highest)", "receiving", "otherwise")
     table.add_row("mean", _value(result.mean_receiving, 1e3), _value(result.mean_otherwise, 1e3))
     table.add_row("95th percentile", _value(result.p95_receiving, 1e3), _value(result.p95_otherwise, 1e3))
     table.add_row("longest (the commit)", _value(result.longest_receiving, 1e3), "")
@@ -133,7 +125,7 @@ def _gaps(result: TokenGaps, rate: float, streams: int) -> Table:
 
 def _memory(result: PeakMemory) -> Table:
     title = f"Decode process, {result.kv_bytes / 1e6:.0f} MB of KV ({result.method})"
-    table = _table(title, "median (lowest to highest)", "")
+    table = detail_table(title, "median (lowest to highest)", "")
     table.add_row("MB before", _value(result.baseline_bytes, 1e-6, 0))
     table.add_row("MB at the peak, until the commit", _value(result.peak_bytes, 1e-6, 0))
     table.add_row("MB of these that MLX keeps for reuse", _value(result.allocator_cache_bytes, 1e-6, 0))

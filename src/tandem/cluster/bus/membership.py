@@ -61,10 +61,6 @@ class Membership:
         """The other nodes that are there, by node id, with their last heartbeats."""
         return self.roster.beats()
 
-    def beat_soon(self) -> None:
-        """Send a heartbeat now and not at the next second, as what `describe` says has changed."""
-        self._greet.set()
-
     async def start(self) -> None:
         """Announce this node and begin to listen."""
         loop = asyncio.get_running_loop()

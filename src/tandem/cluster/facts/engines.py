@@ -63,10 +63,6 @@ class EngineProber:
                 )
             return self._known[backend]
 
-    def forget(self) -> None:
-        """Look again at the next call, as after an installation."""
-        self._known.clear()
-
     async def _probe(self, backend: Backend) -> EngineFact:
         # One pipe for both: the answer is found by its mark, and the last line says why there is none.
         process = await asyncio.create_subprocess_exec(

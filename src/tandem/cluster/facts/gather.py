@@ -158,11 +158,6 @@ class FactsGatherer:
             interfaces=self._facts.interfaces if interfaces is None else interfaces,
         )
 
-    async def look_for_engines(self) -> None:
-        """Probe the engines again, as after an installation."""
-        self._sources.engines.forget()
-        await self._probe_engines()
-
     def _push(self, **changes: Any) -> None:
         self._change(**changes)
         # Before the first reading is complete there is nothing to say yet.
