@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, complete_model, load_settings, options_of_list
+from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, complete_model, load_settings
+from tandem.cli.listing import add_list
 
 if TYPE_CHECKING:
     from tandem.cli.cluster_client import ClusterClient
@@ -18,33 +19,24 @@ LOAD_SECONDS = 1800.0
 app = typer.Typer(help="List the cluster's instances, and remove them.", invoke_without_command=True)
 
 
-@app.callback()
-def _group(
-    context: typer.Context,
-    host: HostFlag = None,
-    port: PortFlag = None,
-    api_key: ApiKeyFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """List the cluster's instances, and remove them. Without a command: list."""
-    if options_of_list(context, host=host, port=port, api_key=api_key, as_json=as_json):
-        list_(host, port, api_key, as_json)
-
-
-@app.command("list")
-def list_(host: HostFlag = None, port: PortFlag = None, api_key: ApiKeyFlag = None, as_json: JsonFlag = False) -> None:
-    """List the instances of the cluster."""
-    from tandem.cli.cluster_client import cluster_client
+def _show(view: ClusterView, as_json: bool) -> None:
     from tandem.cli.output import note, print_json, stdout
     from tandem.cli.tables import instances_table
 
-    view = cluster_client(load_settings(host=host, port=port, api_key=api_key)).view()
     if as_json:
         print_json([one.to_dict() for one in view.instances])
     elif view.instances:
         stdout().print(instances_table(view))
     else:
         note("The cluster runs no instance. `tandem place MODEL` starts one.")
+
+
+add_list(
+    app,
+    group="List the cluster's instances, and remove them. Without a command: list.",
+    command="List the instances of the cluster.",
+    show=_show,
+)
 
 
 @app.command()

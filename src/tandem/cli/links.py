@@ -2,42 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, load_settings, options_of_list
+from tandem.cli.flags import ApiKeyFlag, HostFlag, JsonFlag, PortFlag, load_settings
+from tandem.cli.listing import add_list
+
+if TYPE_CHECKING:
+    from tandem.cli.cluster_view import ClusterView
 
 app = typer.Typer(help="Let instances read prompts for others.", invoke_without_command=True)
 
 
-@app.callback()
-def _group(
-    context: typer.Context,
-    host: HostFlag = None,
-    port: PortFlag = None,
-    api_key: ApiKeyFlag = None,
-    as_json: JsonFlag = False,
-) -> None:
-    """Let instances read prompts for others. Without a command: list."""
-    if options_of_list(context, host=host, port=port, api_key=api_key, as_json=as_json):
-        list_(host, port, api_key, as_json)
-
-
-@app.command("list")
-def list_(host: HostFlag = None, port: PortFlag = None, api_key: ApiKeyFlag = None, as_json: JsonFlag = False) -> None:
-    """List the links, those that the cluster made by itself included."""
-    from tandem.cli.cluster_client import cluster_client
+def _show(view: ClusterView, as_json: bool) -> None:
     from tandem.cli.output import note, print_json, stdout
     from tandem.cli.tables import links_table
 
-    view = cluster_client(load_settings(host=host, port=port, api_key=api_key)).view()
     if as_json:
         print_json([link.to_dict() for link in view.links])
     elif view.links:
         stdout().print(links_table(view))
     else:
         note("There is no link: every instance reads its own prompts. `tandem links add` makes one.")
+
+
+add_list(
+    app,
+    group="Let instances read prompts for others. Without a command: list.",
+    command="List the links, those that the cluster made by itself included.",
+    show=_show,
+)
 
 
 @app.command()
