@@ -6,13 +6,14 @@ import json
 import signal
 import stat
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tandem.cluster.bus.secret import FILE, WORDS, read_secret
 
-from .conftest import TANDEM, Run, environment
+from .conftest import TANDEM, Run, Up, environment
 
 
 def test_a_secret_is_made_once_and_kept_for_its_owner(tandem: Run, home: Path) -> None:
@@ -116,3 +117,24 @@ def test_a_peer_elsewhere_wants_a_secret(tandem: Run) -> None:
     wrong = tandem("up", "sim", "--port", "0", "--peers", "nowhere")
     assert wrong.returncode == 1
     assert "--peers=nowhere" in wrong.stderr
+
+
+def test_a_copied_data_folder_is_said_to_be_that(up: Callable[..., Up], home: Path, tmp_path: Path) -> None:
+    """Two nodes of one id: the second one ends, and says why and what to do."""
+    together = {"TANDEM_CLUSTER_NAME": f"copied {tmp_path}", "TANDEM_CLUSTER_DISCOVERY": "true"}
+    up("--no-models", **together).ready()
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    (copy / "node_id").write_text((home / "node_id").read_text())
+    command = [*TANDEM, "up", "--no-models", "--port", "0"]
+    second = subprocess.run(
+        command,
+        env=environment(copy, **together),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert second.returncode == 1
+    assert "Another process has this node's id" in second.stderr
+    assert "remove the file node_id" in second.stderr

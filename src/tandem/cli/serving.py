@@ -64,6 +64,7 @@ class _Serving:
         self._verbose = verbose
         self._announcer: Announcer = EventAnnouncer() if events else HumanAnnouncer()
         self._stop = asyncio.Event()
+        self._failure: TandemError | None = None
 
     async def run(self) -> None:
         self._take_signals()
@@ -84,6 +85,8 @@ class _Serving:
                 gc.collect()
                 gc.freeze()
                 await self._unless_stopped(server.wait())
+            if self._failure is not None:
+                raise self._failure
         except TandemError as error:
             self._announcer.failed(error)
             raise
@@ -96,7 +99,7 @@ class _Serving:
             self._announcer.stopped()
 
     def _conflict(self, error: ConfigError) -> None:
-        self._announcer.failed(error)
+        self._failure = error
         self._stop.set()
 
     def _take_signals(self) -> None:
