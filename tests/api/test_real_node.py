@@ -53,9 +53,13 @@ def http(real: tuple[Node, HttpServer, httpx.AsyncClient]) -> httpx.AsyncClient:
 
 async def requests_in(node: Node, expected: int) -> None:
     """Until so many requests are in the node."""
+    changed = asyncio.Event()
+    forget = node.local.on_change(changed.set)
     async with asyncio.timeout(5):
-        while sum(instance.running for instance in node.instances()) != expected:  # noqa: ASYNC110 (it has no event)
-            await asyncio.sleep(0.005)
+        while sum(instance.running for instance in node.instances()) != expected:
+            changed.clear()
+            await changed.wait()
+    forget()
 
 
 async def test_chat(http: httpx.AsyncClient) -> None:

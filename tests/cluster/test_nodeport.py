@@ -116,9 +116,13 @@ async def at_text(stream: Stream, do: Callable[[], None]) -> None:
 
 
 async def idle(served: Served) -> None:
+    changed = asyncio.Event()
+    forget = served.instances.on_change(changed.set)
     async with asyncio.timeout(DEADLINE):
-        while any(status.running for status in served.instances.instances()):  # noqa: ASYNC110 (it has no event)
-            await asyncio.sleep(0.01)
+        while any(status.running for status in served.instances.instances()):
+            changed.clear()
+            await changed.wait()
+    forget()
 
 
 async def test_an_answer_is_the_same_as_at_home(served: Served, client: NodeClient) -> None:

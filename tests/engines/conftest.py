@@ -5,6 +5,7 @@ from tandem.engines.mlx import blas
 blas.load()  # before anything imports mlx
 
 from collections.abc import Callable, Iterator  # noqa: E402
+from functools import cache  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -18,14 +19,7 @@ from .drive import Reference, make_engine  # noqa: E402
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a tiny model, built once."""
     root = tmp_path_factory.mktemp("tiny")
-    built: dict[str, Path] = {}
-
-    def folder(kind: str) -> Path:
-        if kind not in built:
-            built[kind] = tiny.build(kind, root / kind)
-        return built[kind]
-
-    return folder
+    return cache(lambda kind: tiny.build(kind, root / kind))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tandem.models.cards import ModelCard
+from tandem.models.cards import ModelCard, plain_card
 from tandem.placement.world import World
 from tandem.types.description import EngineLoad, ModelInfo
 from tandem.types.facts import (
@@ -97,7 +97,7 @@ def instance(instance_id: str, node_id: str, model: ModelCard | None = None, **c
         "MlxRing",
         "Pipeline",
         (Shard(node_id, f"r-{instance_id}", 0, 1, 0, model.n_layers),),
-        model.model_dump(mode="json", exclude_defaults=True, exclude_none=True),
+        plain_card(model),
     )
     return msgspec.structs.replace(intent, **changes)
 

@@ -11,6 +11,7 @@ import sys  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from contextlib import ExitStack  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
+from functools import cache  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
 
@@ -77,14 +78,7 @@ def tandem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a tiny model, built once."""
     root = tmp_path_factory.mktemp("tiny")
-    built: dict[str, Path] = {}
-
-    def folder(kind: str) -> Path:
-        if kind not in built:
-            built[kind] = tiny.build(kind, root / kind)
-        return built[kind]
-
-    return folder
+    return cache(lambda kind: tiny.build(kind, root / kind))
 
 
 @pytest.fixture(scope="session")

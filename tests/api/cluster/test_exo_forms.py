@@ -10,7 +10,7 @@ from tandem.api.exo_instance import InstanceBody, card_json, instance_json, read
 from tandem.api.exo_names import ById, camel, snake
 from tandem.api.exo_state import SECTIONS, View, runner_json, state_at, state_json
 from tandem.errors import NotFoundError
-from tandem.models.cards import builtin_cards
+from tandem.models.cards import builtin_cards, plain_card
 from tandem.placement.world import World
 from tandem.types.facts import (
     Accelerator,
@@ -32,7 +32,7 @@ def intent(meta: InstanceMeta = "MlxRing", nodes: int = 1, name: str = "I") -> I
     size = CARD.n_layers // nodes
     ends = [*(size * (rank + 1) for rank in range(nodes - 1)), CARD.n_layers]
     shards = tuple(Shard(f"N{rank}", f"{name}-{rank}", rank, nodes, size * rank, ends[rank]) for rank in range(nodes))
-    plain = CARD.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
+    plain = plain_card(CARD)
     return InstanceIntent(name, CARD.model_id, CARD.model_id, meta, "Pipeline", shards, plain)
 
 
