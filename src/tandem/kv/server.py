@@ -192,7 +192,7 @@ def require_secret(host: str, identity: Identity | None, *, open_to_all: bool) -
             return
     raise ConfigError(
         f"Cache entries would travel to or from {host} unencrypted and unproven. Set a cluster secret on all nodes, "
-        "use 127.0.0.1, or say that this network is trusted (open).",
+        "use 127.0.0.1, or, on a network that you trust wholly, set TANDEM_CLUSTER_OPEN=1.",
         param="host",
     )
 
