@@ -253,8 +253,8 @@ class Planner:
         ):
             return Refusal(
                 "links",
-                f"No {size} nodes that can run {name} reach one another: containers' and virtual machines' addresses do "
-                "not count. Connect the nodes to one network.",
+                f"No {size} nodes that can run {name} reach one another: containers' and virtual machines' addresses "
+                "do not count. Connect the nodes to one network.",
             )
         help_ = "Stop an instance or choose a smaller quantisation."
         required = self.constraints.node_ids
