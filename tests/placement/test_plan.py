@@ -112,7 +112,7 @@ def test_named_nodes() -> None:
     assert nodes_of(place(request(node_ids=("n03",)), there, "i")) == ["n03"]
     assert set(nodes_of(place(request(node_ids=("n03", "n02")), there, "i"))) == {"n02", "n03"}
     assert {"n03"} < set(nodes_of(place(request(node_ids=("n03",), min_nodes=2), there, "i")))
-    with pytest.raises(PlacementError, match="1 nodes to choose from, and 2 were asked for"):
+    with pytest.raises(PlacementError, match="Nodes to choose from: 1; asked for: 2"):
         place(request(node_ids=("n03",), exact=True, min_nodes=2), there, "i")
     with pytest.raises(PlacementError, match="no node 'gone'"):
         place(request(node_ids=("gone",)), there, "i")
@@ -129,7 +129,7 @@ def test_several_nodes_are_planned_and_not_launched() -> None:
     assert [shard.runner_id for shard in planned.shards] == ["i-0", "i-1"]
     with pytest.raises(UnplaceableError, match=r"would fit on 2 nodes \('mac-[01]', 'mac-[01]'\).*later version"):
         place(request(BIG), there, "i", launch=True)
-    with pytest.raises(UnplaceableError, match="later version"):
+    with pytest.raises(UnplaceableError, match=r"later version.*Place it on one node\.$"):
         place(request(min_nodes=2), there, "i", launch=True)
 
 

@@ -82,10 +82,10 @@ def _settled(planner: Planner, request: PlacementRequest, least: int) -> bool:
 
 def _not_yet(card: ModelCard, plan: Plan, why: Sequence[Refusal]) -> str:
     names = ", ".join(f"'{display_name(member.facts)}'" for member in plan.members)
-    reason = f" {why[0].message}" if why else ""
+    instead = why[0].message if why else "Place it on one node."
     return (
         f"{short_name(card)} would fit on {len(plan.members)} nodes ({names}), but running one instance over several "
-        f"nodes comes in a later version; this one shows such plans only.{reason} Place it on one node."
+        f"nodes comes in a later version; this one shows such plans only. {instead}"
     )
 
 

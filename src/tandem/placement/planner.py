@@ -205,9 +205,11 @@ class Planner:
         words = " or ".join(str(engine) for engine in engines)
         allowed = self.constraints.node_ids if self.constraints.exact else self.world.nodes.keys()
         if len(allowed) < size:
-            return Refusal("nodes", f"There are {len(allowed)} nodes to choose from, and {size} were asked for.")
+            return Refusal(
+                "nodes", f"Nodes to choose from: {len(allowed)}; asked for: {size}. Ask for fewer nodes, or add some."
+            )
         if size < len(self.constraints.node_ids):
-            return Refusal("nodes", f"{len(self.constraints.node_ids)} nodes were named: {size} are too few.")
+            return Refusal("nodes", f"Nodes named: {len(self.constraints.node_ids)}; asked for: {size}. Name fewer.")
         for node_id in sorted(self.constraints.node_ids):
             reason = self._node_fault(node_id, engines)
             if reason is not None:
@@ -253,7 +255,7 @@ class Planner:
         ):
             return Refusal(
                 "links",
-                f"No {size} nodes that can run {name} reach one another: addresses of containers and virtual machines "
+                f"No {size} nodes that can run {name} reach one another: containers' and virtual machines' addresses "
                 "do not count. Connect the nodes to one network.",
             )
         help_ = "Stop an instance or choose a smaller quantisation."
