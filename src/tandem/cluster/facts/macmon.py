@@ -19,6 +19,8 @@ SILENCE_SECONDS = 10.0
 """Without a usable line for this long, the tool is ended, and what it said before counts no longer."""
 STOP_SECONDS = 2.0
 MAX_STARTS = 5
+MAX_GARBAGE = 50
+"""Lines in a row that are no samples."""
 FIRST_PAUSE = 2.0
 HIGHEST_POWER = 1000.0
 """Watts. No Mac takes as much, but single samples of the tool do."""
@@ -149,7 +151,7 @@ class Macmon:
                 self._sample, self._sampled, useful = sample, self._clock(), True
                 self.changed.set()
         except (TimeoutError, ValueError):
-            pass  # silent, or a line longer than any of its own
+            pass  # silent, or printing what is not its own: lines too long, or nothing but garbage
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -161,8 +163,13 @@ class Macmon:
 
 
 async def _next_sample(stream: asyncio.StreamReader) -> MacmonSample | None:
-    while line := await stream.readline():
+    for _ in range(MAX_GARBAGE):
+        line = await stream.readline()
+        if not line:
+            return None
+        # Lines that are already here do not make `readline` wait: a flood would keep the event loop to itself.
+        await asyncio.sleep(0)
         sample = parse_sample(line)
         if sample is not None:
             return sample
-    return None
+    raise ValueError("not macmon's output")
