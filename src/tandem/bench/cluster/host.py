@@ -185,5 +185,4 @@ if __name__ == "__main__":
     import uvloop
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     uvloop.run(main(msgspec.json.decode(sys.argv[1], type=HostSettings)))

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import quote
 
-import httpx
+import aiohttp
 import msgspec
+from yarl import URL
 
 from tandem.cluster.nodeport.messages import (
     MEDIA_TYPE,
@@ -30,6 +31,10 @@ from tandem.types import GenerationRequest
 
 CONNECT_SECONDS = 1.5
 """For each address: those that lead nowhere must not hold a request up for long."""
+KEPT_SECONDS = 30.0
+"""How long an idle connection is kept."""
+FAILURES = (aiohttp.ClientError, OSError)
+"""What a node that is gone, or its connection, ends in. Timeouts of the library are among them."""
 
 
 class NodeClient:
@@ -41,15 +46,8 @@ class NodeClient:
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
         self._scheme = "http" if context is None else "https"
-        timeout = httpx.Timeout(SILENCE_SECONDS, connect=CONNECT_SECONDS, pool=SILENCE_SECONDS)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=30.0)
-        self._client = httpx.AsyncClient(
-            verify=context or False,
-            timeout=timeout,
-            limits=limits,
-            trust_env=False,
-            headers={"user-agent": "tandem", "content-type": MEDIA_TYPE},
-        )
+        self._context = context
+        self._made: aiohttp.ClientSession | None = None
         self._ids = itertools.count(1)
         self._closed = False
         self._pumps: dict[str, set[asyncio.Task[None]]] = {}
@@ -60,7 +58,21 @@ class NodeClient:
         self._closed = True
         for node_id in list(self._pumps):
             self.lost(node_id, "this node is stopping")
-        await self._client.aclose()
+        if self._made is not None:
+            await self._made.close()
+
+    @property
+    def _session(self) -> aiohttp.ClientSession:
+        """Made at first use: it belongs to the event loop that it is made in."""
+        if self._made is None:
+            connector = aiohttp.TCPConnector(ssl=self._context or False, limit=0, keepalive_timeout=KEPT_SECONDS)
+            self._made = aiohttp.ClientSession(
+                connector=connector,
+                headers={"user-agent": "tandem", "content-type": MEDIA_TYPE},
+                auto_decompress=False,
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        return self._made
 
     def busy(self, node_id: str) -> bool:
         """Whether anything is being asked of a node now."""
@@ -117,9 +129,9 @@ class NodeClient:
     async def _pump(self, stream: Stream, node_id: str, addresses: Sequence[str], body: bytes) -> None:
         parser = FrameParser()
         try:
-            async with self._open("POST", node_id, addresses, "/generate", content=body) as response:
+            async with self._open("POST", node_id, addresses, "/generate", body=body) as response:
                 # To the very end of the body: a connection that was left before it cannot be used again.
-                async for data in response.aiter_raw():
+                async for data in response.content.iter_any():
                     for events in parser.feed(data):
                         if events:
                             stream.push(events)
@@ -131,7 +143,7 @@ class NodeClient:
                 stream.fail(NodeLostError(f"Node {node_id} was lost while it answered: {reason}.", retry_after=1.0))
         except TandemError as error:
             stream.fail(error)
-        except httpx.HTTPError as error:
+        except FAILURES as error:
             if not stream.finished:
                 stream.fail(_lost(node_id, error))
 
@@ -149,12 +161,12 @@ class NodeClient:
         try:
             async with (
                 asyncio.timeout(deadline),
-                self._open("POST", node_id, addresses, "/command", content=body, read=deadline) as response,
+                self._open("POST", node_id, addresses, "/command", body=body, read=deadline) as response,
             ):
-                return msgspec.msgpack.decode(await response.aread())
+                return msgspec.msgpack.decode(await response.read())
         except TimeoutError as error:
             raise DeadlineError(f"Node {node_id} did not answer '{name}' within {deadline:g} s.") from error
-        except httpx.HTTPError as error:
+        except FAILURES as error:
             raise _lost(node_id, error) from error
 
     @asynccontextmanager
@@ -170,8 +182,8 @@ class NodeClient:
         headers = {"range": f"bytes={start}-"} if start else {}
         try:
             async with self._open("GET", node_id, addresses, target, headers=headers) as response:
-                yield response.aiter_raw(1 << 20)
-        except httpx.HTTPError as error:
+                yield response.content.iter_any()
+        except FAILURES as error:
             raise _lost(node_id, error) from error
 
     async def probe(self, node_id: str, address: str, size: int, *, deadline: float) -> float:
@@ -186,11 +198,11 @@ class NodeClient:
                 asyncio.timeout(deadline),
                 self._open("GET", node_id, [address], f"/probe?bytes={size}") as response,
             ):
-                async for _ in response.aiter_raw():
+                async for _ in response.content.iter_any():
                     pass
         except TimeoutError as error:
             raise NodeLostError(f"{address} did not send {size} bytes within {deadline:g} s.") from error
-        except httpx.HTTPError as error:
+        except FAILURES as error:
             raise _lost(node_id, error) from error
         return time.monotonic() - began
 
@@ -202,33 +214,29 @@ class NodeClient:
         addresses: Sequence[str],
         target: str,
         *,
-        read: float | None = None,
-        **more: Any,
-    ) -> AsyncIterator[httpx.Response]:
+        read: float = SILENCE_SECONDS,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A response whose status says success, from the first address that can be connected to."""
         self._open_to[node_id] += 1
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=read)
+        failure: aiohttp.ClientError | None = None
         try:
-            response = await self._connect(method, node_id, addresses, target, read or SILENCE_SECONDS, **more)
-            try:
-                if not response.is_success:
-                    raise _refusal(await response.aread())
-                yield response
-            finally:
-                await response.aclose()
+            for address in addresses:
+                url = URL(f"{self._scheme}://{address}{target}", encoded=True)
+                try:
+                    response = await self._session.request(method, url, data=body, headers=headers, timeout=timeout)
+                except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                    failure = error
+                    continue
+                async with response:
+                    if not response.ok:
+                        raise _refusal(await response.read())
+                    yield response
+                    return
         finally:
             self._open_to[node_id] -= 1
-
-    async def _connect(
-        self, method: str, node_id: str, addresses: Sequence[str], target: str, read: float, **more: Any
-    ) -> httpx.Response:
-        timeout = httpx.Timeout(read, connect=CONNECT_SECONDS)
-        failure: httpx.HTTPError | None = None
-        for address in addresses:
-            request = self._client.build_request(method, f"{self._scheme}://{address}{target}", timeout=timeout, **more)
-            try:
-                return await self._client.send(request, stream=True)
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-                failure = error
         if failure is None:
             raise NodeLostError(f"No address of node {node_id} is known. Is it in another network?")
         raise _lost(node_id, failure)
@@ -241,6 +249,6 @@ def _refusal(body: bytes) -> TandemError:
         raise WireError(f"Another node's refusal cannot be read: {error}. Install the same Tandem on both.") from error
 
 
-def _lost(node_id: str, error: httpx.HTTPError) -> NodeLostError:
+def _lost(node_id: str, error: Exception) -> NodeLostError:
     what = str(error) or type(error).__name__
     return NodeLostError(f"Node {node_id} cannot be reached ({what}). It may have just left.", retry_after=1.0)
