@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tandem.bench.environment import describe
 from tandem.bench.handoff.children import Child
-from tandem.bench.handoff.itl import divide, p95
+from tandem.bench.handoff.itl import Window, divide, p95
 from tandem.bench.handoff.peak import PeakMemory, settle
 from tandem.bench.handoff.plan import BOUNDS, SECTIONS, HandoffPlan, parse_sections
 from tandem.bench.handoff.plot import svg
@@ -53,7 +53,7 @@ def report(
         describe(0.5),
         Throughput(1000, series(socket), series(tls), series(0.2), {"plane": series(1e9), "socket": series(2e9)}),
         FirstToken(100_000_000, links[1].ttft_over_bound, links),
-        TokenGaps(1000, series(itl), one, one, one, one, one, one, one, one),
+        TokenGaps(1000, series(itl), one, one, one, one, one, one, one, one, one),
         PeakResult(1000, series(peak), series(peak), one, one, one, "VmHWM"),
     )
 
@@ -119,9 +119,11 @@ def test_the_picture_is_well_formed_and_has_every_hand_off() -> None:
 
 
 def test_gaps_that_touch_the_window_count_as_receiving() -> None:
-    gaps = divide([[0.0, 1.0, 2.0, 3.5, 4.0], [0.5, 2.5]], began=1.5, ended=3.0)
+    times = [[0.0, 1.0, 2.0, 3.5, 4.0, 4.25], [0.5, 2.5]]
+    gaps = divide(times, Window(began=1.5, committed=3.0, answered=4.0))
     assert sorted(gaps.receiving) == [1.0, 1.5, 2.0]
-    assert sorted(gaps.otherwise) == [0.5, 1.0]
+    assert gaps.joining == [0.5]
+    assert sorted(gaps.otherwise) == [0.25, 1.0]
     assert gaps.window == 1.5
     assert p95([float(number) for number in range(101)]) == 95.0
 
@@ -172,7 +174,7 @@ def test_a_recording_is_replayed_to_the_byte() -> None:
         items.append(item)
     source.close()
     producer = ReplayProducer(rate=1e9)
-    producer.keep(tokens, items)
+    producer.keep(len(tokens), items)
     with PrefillServer(producer, layout, fingerprint(layout)) as server:
         client = Handoff(server.address, fingerprint(layout))
         for start in (0, 37):
@@ -183,16 +185,20 @@ def test_a_recording_is_replayed_to_the_byte() -> None:
                 for part in range(len(spec.parts)):
                     expected = source.cache.entries(np.array(tokens, np.uint32), layer, part, start, 300)
                     np.testing.assert_array_equal(staging.entries(layer, part, start, 300), expected)
-        refused = client.transfer([5, *tokens[1:]], Staging(layout, Wanted(0, 300))).run()
+        shorter = Staging(layout, Wanted(0, 150))
+        assert client.transfer(tokens[:150], shorter).run().error is None
+        expected = source.cache.entries(np.array(tokens[:150], np.uint32), 0, 0, 0, 150)
+        np.testing.assert_array_equal(shorter.entries(0, 0, 0, 150), expected)
+        refused = client.transfer([*tokens, 5], Staging(layout, Wanted(0, 301))).run()
         assert refused.complete == 0
-        assert "not recorded" in str(refused.error)
+        assert "was recorded" in str(refused.error)
         client.close()
 
 
-def test_a_prompt_that_was_not_recorded_is_refused() -> None:
+def test_a_prompt_longer_than_what_was_recorded_is_refused() -> None:
     layout = LAYOUTS["attention"]
     job = PrefillJob(Plan(layout, Wanted(0, 3)), np.arange(3, dtype=np.uint32))
-    with pytest.raises(InvalidRequestError, match="not recorded"):
+    with pytest.raises(InvalidRequestError, match="was recorded"):
         ReplayProducer(1.0).submit(job)
 
 

@@ -328,3 +328,40 @@ def test_logits_after_a_hit_within_a_block(kind: str, tiny_reference: Callable[[
         warm = prefill(reference, hit.cache, tokens, length, [199, 200])
         expected = prefill(reference, cold, tokens, length, [199, 200])
         assert mx.allclose(warm, expected, rtol=0, atol=1e-5 * float(mx.abs(expected).max()))
+
+
+def test_what_is_stored_later_is_found_at_once(tiny_reference: Callable[[str], Reference]) -> None:
+    reference = tiny_reference("llama")
+    tokens = [2 + index % 97 for index in range(300)]
+    caches = []
+    for _ in range(2):
+        caches.append(make_prompt_cache(reference.model))
+        prefill(reference, caches[-1], tokens, 0, [300])
+    now, later = (PrefixCache(lambda: make_prompt_cache(reference.model), 1 << 30) for _ in range(2))
+    now.store(tokens, caches[0], tail=True)
+    later.store_later(tokens, caches[1])
+    assert later.nbytes == 0
+    later.store_some(0.0)
+    assert 0 < later.nbytes < now.nbytes
+    hit, expected = later.find([*tokens, 0]), now.find([*tokens, 0])
+    assert hit is not None
+    assert expected is not None
+    assert hit.length == expected.length == 300
+    assert_equal_caches(hit.cache, expected.cache, 300)
+    assert later.nbytes == now.nbytes
+
+
+def test_one_cache_waits_at_most(tiny_reference: Callable[[str], Reference]) -> None:
+    reference = tiny_reference("llama")
+    prefix = PrefixCache(lambda: make_prompt_cache(reference.model), 1 << 30)
+    for first in (2, 3):
+        tokens = [first] * 130
+        cache = make_prompt_cache(reference.model)
+        prefill(reference, cache, tokens, 0, [130])
+        prefix.store_later(tokens, cache)
+    assert prefix.nbytes > 0
+    prefix.store_rest()
+    for first in (2, 3):
+        hit = prefix.find([first] * 131)
+        assert hit is not None
+        assert hit.length == 130

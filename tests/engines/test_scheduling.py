@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from tandem.engines.mlx import engine as engine_module
+from tandem.engines.mlx import running as running_module
 from tandem.engines.mlx.pace import CPU_PREFILL_CHUNK
 from tandem.engines.mlx.prefill import Prefill
 from tandem.errors import ContextTooLongError, EngineError, UnsupportedError
@@ -40,7 +40,7 @@ def has_tokens(request_id: str, count: int = 1) -> Callable[[dict[str, Answered]
 
 def generated_tokens(engine: Any) -> dict[str, int]:
     """By running request."""
-    return {sequence.request_id: sequence.answer.generated for sequence in engine._running.values()}
+    return {sequence.request_id: sequence.answer.generated for sequence in engine._running}
 
 
 # ---------------------------------------------------------------------------------------------------------- fair shares
@@ -288,7 +288,7 @@ def test_a_stop_string_ends_the_answer_at_once(tiny_engine: Callable[..., Any]) 
             break
         assert engine.load_now().decoding <= 2
     assert engine.load_now().decoding == 1
-    assert len(engine._decoder) == 1
+    assert len(engine._running._decoder) == 1
     assert answers[one].text == whole.text[: whole.text.index(stop)]
     assert answers[one].finished.reason == "stop"
     assert answers[one].finished.stop_sequence == stop
@@ -345,7 +345,7 @@ def test_a_failing_processor_fails_its_request_only(
     def processors(sampling: Any, prompt_length: int, vocabulary_size: int, constraint: Any) -> list[Any]:
         return [_Failing(after, error)] if prompt_length == 21 else []
 
-    monkeypatch.setattr(engine_module, "make_processors", processors)
+    monkeypatch.setattr(running_module, "make_processors", processors)
     first, broken, last = run(engine, greedy(prompt, 12), greedy([*prompt, 5], 12), greedy(prompt[:19], 12))
     assert_same(first.tokens, expected)
     assert len(last.tokens) == 12
@@ -362,7 +362,7 @@ def test_a_processor_that_fails_beyond_the_answer_does_no_harm(
 ) -> None:
     """One step is computed ahead; what goes wrong there is nobody's token."""
     engine = tiny_engine()
-    monkeypatch.setattr(engine_module, "make_processors", lambda *_: [_Failing(6, RuntimeError("too far"))])
+    monkeypatch.setattr(running_module, "make_processors", lambda *_: [_Failing(6, RuntimeError("too far"))])
     (answer,) = run(engine, greedy(words(1, 10), 6))
     assert answer.finished.reason == "length"
     assert len(answer.tokens) == 6
@@ -394,14 +394,14 @@ def test_an_answer_that_cannot_start_fails_its_request_only(
     tiny_engine: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = tiny_engine()
-    original = engine._decoder.add
+    original = engine._running._decoder.add
 
     def failing(sequence: int, tokens: list[int], *rest: Any) -> None:
         if len(tokens) == 33:
             raise RuntimeError("no room")
         original(sequence, tokens, *rest)
 
-    monkeypatch.setattr(engine._decoder, "add", failing)
+    monkeypatch.setattr(engine._running._decoder, "add", failing)
     good, broken = run(engine, greedy(words(1, 30), 9), greedy(words(1, 33), 9))
     assert len(good.tokens) == 9
     assert "no room" in broken.failure.message

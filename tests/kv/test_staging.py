@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tandem.errors import HandoffError, InvalidRequestError, WireError
 from tandem.kv.codec import CODECS
 from tandem.kv.control import Done
-from tandem.kv.dtypes import Array
+from tandem.kv.dtypes import DTYPES, Array
 from tandem.kv.intake import Intake
 from tandem.kv.intervals import Span
 from tandem.kv.job import Outgoing
@@ -366,16 +366,38 @@ def test_an_intake_stays_within_its_staging() -> None:
             staging.open(NONCE, outside)
 
 
-def test_memory_comes_from_the_callers_allocator() -> None:
-    taken: list[tuple[int, ...]] = []
+class Cache:
+    """An engine's arrays: room for 128 tokens, for all parts of layer 0."""
 
-    def allocate(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
-        taken.append(shape)
-        return np.zeros(shape, dtype)
+    def __init__(self, layout: Layout) -> None:
+        self.arrays = [
+            np.full((part.heads, 128, part.dim), 7, DTYPES[part.dtype].array) for part in layout.layers[0].parts
+        ]
 
-    staging = Staging(LAYOUTS["attention"], Wanted(10, 100), allocate=allocate)
-    assert taken == [(3, 90, 16)] * 4
-    assert staging.nbytes == LAYOUTS["attention"].bytes_between(10, 100)
+    def view(self, layer: int, part: int) -> Array | None:
+        return self.arrays[part] if layer == 0 else None
+
+
+def test_entries_arrive_in_the_engines_own_memory() -> None:
+    layout = LAYOUTS["attention"]
+    cache, plain = Cache(layout), Staging(layout, Wanted(0, 100))
+    landed = Staging(layout, Wanted(0, 100), landing=cache)
+    for staging in (landed, plain):
+        intake = staging.open(NONCE)
+        for sent in frames(intake.plan):
+            put(intake, sent)
+    for layer, spec in enumerate(layout.layers):
+        for part in range(len(spec.parts)):
+            np.testing.assert_array_equal(landed.entries(layer, part, 0, 100), plain.entries(layer, part, 0, 100))
+    for part, array in enumerate(cache.arrays):
+        np.testing.assert_array_equal(array[:, :100], plain.entries(0, part, 0, 100))
+        assert (array[:, 100:] == 7).all()
+
+
+def test_some_heads_do_not_land() -> None:
+    layout = LAYOUTS["attention"]
+    staging = Staging(layout, Wanted(0, 100, heads=Span(0, 1)), landing=Cache(layout))
+    assert staging.parts[0, 0].segments[0].array.shape == (1, 100, layout.layers[0].parts[0].dim)
 
 
 def test_encoded_frames_must_be_in_the_agreed_codec() -> None:

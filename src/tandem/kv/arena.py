@@ -41,6 +41,10 @@ class Arena:
         self._used = -(-(start + nbytes) // _ALIGNMENT) * _ALIGNMENT
         return self._bytes[start : start + nbytes].view(dtype).reshape(shape)
 
+    def owns(self, array: Array) -> bool:
+        """Whether an array is one of this arena's."""
+        return self._base <= array.ctypes.data < self._base + self._size
+
     def give_back(self, array: Array) -> None:
         """Return the pages that lie within one of this arena's arrays to the system. Its contents are lost."""
         if not hasattr(mmap, "MADV_DONTNEED"):

@@ -205,11 +205,9 @@ class Intake:
         buffer = self._buffer(header)
         segment = buffer.segment(header.token_start, header.token_end)
         assert segment is not None  # `_data` found it
-        first_head, first = buffer.heads.start, segment.span.start
-        out: Array = segment.array[
-            header.head_start - first_head : header.head_start + header.head_count - first_head,
-            header.token_start - first : header.token_end - first,
-        ]
+        first_head = header.head_start - buffer.heads.start
+        tokens = segment.tokens(header.token_start, header.token_end)
+        out: Array = tokens[first_head : first_head + header.head_count]
         codec.decode(self._scratch[: header.length].data, out, buffer.part.dtype)
 
     def _buffer(self, header: Header) -> PartBuffer:
@@ -234,8 +232,8 @@ class Intake:
 
 def _rows(buffer: PartBuffer, segment: Segment, header: Header) -> list[memoryview]:
     """The memory of a frame's entries: one piece per head, or a single one where they touch."""
-    row, length = buffer.part.row_bytes, segment.span.length
-    first = header.token_start - segment.span.start
+    row, length = buffer.part.row_bytes, segment.array.shape[1]
+    first = header.token_start - segment.first
     first_head = header.head_start - buffer.heads.start
     if header.token_count == length:
         begin = first_head * length * row

@@ -1,6 +1,7 @@
 """Where received entries wait until all of them have arrived and been checked.
 
-A `Staging` has one buffer per layer, part and needed token range, `[heads, tokens, dim]`, allocated up front. One
+A `Staging` has one buffer per layer, part and needed token range, `[heads, tokens, dim]`, allocated up front. Where an
+engine can make them, these are the arrays of the cache itself, which saves it a copy of everything (`Landing`). One
 `Intake` per request decides, before a byte of a frame's payload is received, whether the frame may be written and
 where to; after its checksum was verified, the entries count. What was not verified cannot be read.
 
@@ -11,8 +12,7 @@ other (the rest of a hand-off that broke off).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,15 +25,37 @@ from tandem.kv.intervals import Span
 from tandem.kv.layout import Layout, Part
 from tandem.kv.plan import Plan, Wanted
 
-Allocate = Callable[[tuple[int, ...], "np.dtype[np.generic]"], Array]
+
+class Landing(Protocol):
+    """Memory of an engine's own cache, which nothing uses yet, for entries to arrive in."""
+
+    def view(self, layer: int, part: int) -> Array | None:
+        """`[heads, tokens, dim]`, contiguous, all heads, from token 0 to at least the last that is wanted. None where a
+        buffer is needed that is copied later."""
+        ...
 
 
 class Segment(NamedTuple):
-    """The buffer of one part for the tokens `span`. `rows` is the same memory as bytes."""
+    """A buffer of one part that is to receive the tokens `span`.
+
+    Attributes:
+        array: `[heads, tokens, dim]`; its first token is number `first`, its last one may be beyond `span`.
+        rows: the same memory as bytes.
+    """
 
     span: Span
+    first: int
     array: Array
     rows: memoryview
+
+    @classmethod
+    def of(cls, span: Span, first: int, array: Array) -> Segment:
+        """With its bytes."""
+        return cls(span, first, array, array.reshape(-1).view(np.uint8).data)
+
+    def tokens(self, start: int, end: int) -> Array:
+        """The entries of the tokens `[start, end)`."""
+        return self.array[:, start - self.first : end - self.first]
 
 
 class PartBuffer:
@@ -45,16 +67,12 @@ class PartBuffer:
         verified: whose entries are there.
     """
 
-    def __init__(self, part: Part, heads: Span, spans: tuple[Span, ...], allocate: Allocate) -> None:
+    def __init__(self, part: Part, heads: Span, segments: list[Segment]) -> None:
         self.part = part
         self.heads = heads
         self.reserved = Coverage(heads)
         self.verified = Coverage(heads)
-        dtype = DTYPES[part.dtype].array
-        self.segments: list[Segment] = []
-        for span in spans:
-            array = allocate((heads.length, span.length, part.dim), dtype)
-            self.segments.append(Segment(span, array, array.reshape(-1).view(np.uint8).data))
+        self.segments = segments
 
     def segment(self, start: int, end: int) -> Segment | None:
         """The segment that holds all of the tokens `[start, end)`."""
@@ -81,7 +99,7 @@ class Staging:
     """Receives what `wanted` names of a model with this layout.
 
     Args:
-        allocate: makes an uninitialised array of a shape and dtype; by default they share one mapping.
+        landing: the engine's memory, for parts whose heads are all wanted. Other parts share one mapping.
 
     Raises:
         InvalidRequestError: `wanted` does not fit the layout.
@@ -91,21 +109,35 @@ class Staging:
         nbytes: memory that the entries take (states come on top).
     """
 
-    def __init__(self, layout: Layout, wanted: Wanted, *, allocate: Allocate | None = None) -> None:
+    def __init__(self, layout: Layout, wanted: Wanted, *, landing: Landing | None = None) -> None:
         self.plan = Plan(layout, wanted)
+        self.landing = landing
         self.lock = threading.Lock()
         self.parts: dict[tuple[int, int], PartBuffer] = {}
         self.states: dict[tuple[int, int, int], StateBuffer] = {}
-        self._arena: Arena | None = None
-        if allocate is None:
-            buffers = sum(len(self.plan.spans(index)) * len(self.plan.layer(index).parts) for index in self.plan.layers)
-            self._arena = Arena(self.plan.entry_bytes, buffers)
-            allocate = self._arena.allocate
-        for index in self.plan.layers:
-            spans = self.plan.spans(index)
-            for number, part in enumerate(self.plan.layer(index).parts):
-                self.parts[index, number] = PartBuffer(part, self.plan.heads(part), spans, allocate)
+        parts = [(index, *one) for index in self.plan.layers for one in enumerate(self.plan.layer(index).parts)]
+        landed = {(index, number): self._landed(index, number) for index, number, _ in parts}
+        copied = [(index, part) for index, number, part in parts if landed[index, number] is None]
+        # Memory of an arena is not present before it is written to: what the sum has too much costs nothing.
+        self._arena = Arena(self.plan.entry_bytes if copied else 0, sum(len(self.plan.spans(one)) for one, _ in copied))
+        for index, number, part in parts:
+            heads, spans, array = self.plan.heads(part), self.plan.spans(index), landed[index, number]
+            if array is not None:
+                segments = [Segment.of(span, 0, array) for span in spans]
+            else:
+                dtype = DTYPES[part.dtype].array
+                segments = [
+                    Segment.of(span, span.start, self._arena.allocate((heads.length, span.length, part.dim), dtype))
+                    for span in spans
+                ]
+            self.parts[index, number] = PartBuffer(part, heads, segments)
         self.nbytes = sum(one.array.nbytes for part in self.parts.values() for one in part.segments)
+
+    def _landed(self, layer: int, number: int) -> Array | None:
+        part = self.plan.layer(layer).parts[number]
+        if self.landing is None or self.plan.heads(part).length != part.heads:
+            return None
+        return self.landing.view(layer, number)
 
     # --------------------------------------------------------------------------------------------------- being filled
 
@@ -180,7 +212,7 @@ class Staging:
                 raise HandoffError(
                     f"Entries [{start}, {end}) of layer {layer}, part {part} are not here. Prefill them."
                 )
-            return _read_only(segment.array[:, start - segment.span.start : end - segment.span.start])
+            return _read_only(segment.tokens(start, end))
 
     def state(self, layer: int, number: int, tokens: int) -> Array:
         """The verified state array `number` of a layer as it is after `tokens` tokens, read-only, not copied.
@@ -200,9 +232,8 @@ class Staging:
         with self.lock:
             released = [key for key in self.parts if key[0] == layer]
             for key in released:
-                buffer = self.parts.pop(key)
-                if self._arena is not None:
-                    for segment in buffer.segments:
+                for segment in self.parts.pop(key).segments:
+                    if self._arena.owns(segment.array):
                         self._arena.give_back(segment.array)
             self.states = {key: buffer for key, buffer in self.states.items() if key[0] != layer}
 

@@ -10,8 +10,6 @@ from tandem.errors import HandoffError
 from tandem.kv.client import Handoff
 from tandem.kv.control import Progress
 from tandem.kv.intervals import Span
-from tandem.kv.plan import Wanted
-from tandem.kv.staging import Staging
 from tandem.verify.cases import Case
 from tandem.verify.compare import Bounds, LayerDifference, compare_arrays, compare_logits
 from tandem.verify.report import (
@@ -165,7 +163,7 @@ class Verifier:
         if held.length >= end:
             why = "there is nothing to hand over" if end == 0 else "the decode side knows all of it"
             return _Arrived(held.cache, Transferred(), [], why)
-        staging = Staging(self._bench.layout, Wanted(held.length, end, checkpoint=self._bench.checkpoint))
+        staging = self._bench.stage(held, end)
         seen: set[int] = set()
         transfer = self._handoff.transfer(tokens, staging, on_progress=lambda told: _note(told, seen))
         outcome = transfer.run()

@@ -1,5 +1,8 @@
 """Gaps between the tokens of running answers while a prompt arrives, beside those while none does.
 
+A prompt arrives from its request until its entries are committed. What follows is told apart: the new answer joins the
+batch, which costs the others as much after a prefill at home.
+
 `tandem up` decodes; the prompt's entries come from the replaying prefill node at a set rate. Everything on the decode
 side is the product's own: the decision rule, the transfer, the commit, the HTTP stream whose events are timed.
 """
@@ -14,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tandem.bench.handoff.children import Child
 from tandem.bench.handoff.plan import HandoffPlan
@@ -36,11 +39,21 @@ GAPS_SECONDS = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """One round: gaps in seconds, those that touch the window of receiving and all others; the window's seconds."""
+    """One round: gaps in seconds, those that touch the window of receiving, those that touch that between it and the
+    new answer's first token, and all others; the first window's seconds."""
 
     receiving: list[float]
+    joining: list[float]
     otherwise: list[float]
     window: float
+
+
+class Window(NamedTuple):
+    """When a prompt was sent, when it had arrived, and when its first token came."""
+
+    began: float
+    committed: float
+    answered: float
 
 
 class Ticks:
@@ -62,14 +75,18 @@ class Ticks:
             await self._more.wait()
 
 
-def divide(times: Sequence[Sequence[float]], began: float, ended: float) -> Gaps:
-    """Sort the gaps of several answers: a gap that touches the window counts as receiving, whole."""
-    receiving: list[float] = []
-    otherwise: list[float] = []
+def divide(times: Sequence[Sequence[float]], window: Window) -> Gaps:
+    """Sort the gaps of several answers: a gap that touches a window counts, whole, to the first of them."""
+    gaps = Gaps([], [], [], window.committed - window.began)
     for one in times:
         for first, second in itertools.pairwise(one):
-            (receiving if second > began and first < ended else otherwise).append(second - first)
-    return Gaps(receiving, otherwise, ended - began)
+            if second <= window.began or first >= window.answered:
+                gaps.otherwise.append(second - first)
+            elif first < window.committed:
+                gaps.receiving.append(second - first)
+            else:
+                gaps.joining.append(second - first)
+    return gaps
 
 
 def p95(values: Sequence[float]) -> float:
@@ -88,7 +105,6 @@ async def measure_itl(plan: HandoffPlan, folder: Path, work: Path, say: Say) -> 
     prompts = PromptMaker(folder)
     longs = [prompts.token_ids(f"gaps {number}", plan.itl_tokens) for number in range(plan.rounds)]
     rounds: list[Gaps] = []
-    nbytes = 0
     async with AsyncExitStack() as stack:
         say("starting the replaying prefill node")
         settings = {
@@ -99,9 +115,8 @@ async def measure_itl(plan: HandoffPlan, folder: Path, work: Path, say: Say) -> 
         replay = await stack.enter_async_context(
             Child("the replaying node", "tandem.bench.handoff.replay", settings, work / "replay.log")
         )
-        for number, tokens in enumerate(longs):
-            say(f"recording prefill {number + 1} of {plan.rounds}")
-            nbytes = (await replay.ask({"record": tokens[:-1]}, RECORD_SECONDS))["bytes"]
+        say("recording a prefill")
+        nbytes = (await replay.ask({"record": longs[0][:-1]}, RECORD_SECONDS))["bytes"]
         peers = {"TANDEM_PREFILL_PEERS": f"{HOST}:{replay.ready['port']}", "TANDEM_CLUSTER_SECRET": ""}
         target = tandem_server(str(folder), work, batch=plan.itl_streams + 1, environment=peers)
         say("starting the decode node")
@@ -130,17 +145,18 @@ async def _round(target: Target, texts: list[str], long: list[int], gaps: int) -
     except BaseExceptionGroup as errors:
         # The first is the cause; it has a message for people.
         raise errors.exceptions[0] from errors
-    return divide([one.times for one in ticks], *window)
+    return divide([one.times for one in ticks], window)
 
 
-async def _receive(target: Target, long: list[int], ticks: list[Ticks], gaps: int) -> tuple[float, float]:
-    """Wait for gaps, have the long prompt handed off, wait for gaps again. Returns the hand-off's beginning and end."""
+async def _receive(target: Target, long: list[int], ticks: list[Ticks], gaps: int) -> Window:
+    """Wait for gaps, have the long prompt handed off, wait for gaps again."""
     await _all(ticks, gaps)
     began = time.perf_counter()
     answer = await target.complete(long, 1, ignore_eos=True)
+    committed = began + answer.statistics["queue_seconds"] + answer.statistics["prefill_seconds"]
     _must_be_remote(answer.statistics, len(long))
     await _all(ticks, max(len(one.times) for one in ticks) + gaps)
-    return began, answer.first_text
+    return Window(began, committed, answer.first_text)
 
 
 async def _all(ticks: list[Ticks], count: int) -> None:
@@ -174,6 +190,7 @@ def _summary(rounds: list[Gaps], nbytes: int) -> TokenGaps:
         mean_otherwise=Series.of([mean[1] for mean in means]),
         p95_receiving=Series.of([tail[0] for tail in tails]),
         p95_otherwise=Series.of([tail[1] for tail in tails]),
+        mean_joining=Series.of([statistics.fmean(one.joining) for one in rounds if one.joining] or [0.0]),
         longest_receiving=Series.of([max(one.receiving) for one in rounds]),
         receiving_seconds=Series.of([one.window for one in rounds]),
         receiving_rate=Series.of([nbytes / one.window for one in rounds]),

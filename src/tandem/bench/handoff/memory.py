@@ -43,7 +43,6 @@ async def measure_memory(plan: HandoffPlan, folder: Path, work: Path, say: Say) 
             )
         )
         say("recording a prefill")
-        await replay.ask({"record": short[:-1]}, RECORD_SECONDS)
         nbytes: int = (await replay.ask({"record": tokens[:-1]}, RECORD_SECONDS))["bytes"]
         peers = {"prefill_peers": [f"{HOST}:{replay.ready['port']}"]}
         decoder = await stack.enter_async_context(

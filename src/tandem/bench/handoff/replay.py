@@ -1,4 +1,4 @@
-"""A prefill node that replays prefills which it recorded before, at a set rate: a process of its own.
+"""A prefill node that replays a prefill which it recorded before, at a set rate: a process of its own.
 
 While it sends it computes nothing, so a decode engine on the same machine loses only what receiving costs. The
 entries, the model's fingerprint and the server are real. `python -m tandem.bench.handoff.replay` records what its
@@ -26,6 +26,8 @@ from tandem.kv.plan import Plan, Wanted
 from tandem.kv.server import PrefillServer
 
 UNBOUNDED = 1 << 62
+SHORTEST_WAIT = 0.004
+"""Seconds. A link delivers in bursts, too, and each wait of the sender takes time from a decode engine beside it."""
 
 
 class Recorder:
@@ -67,16 +69,22 @@ class ReplayProducer(Producer):
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
-        self._recorded: dict[tuple[int, ...], list[Outgoing]] = {}
+        self._length, self._items = 0, list[Outgoing]()
 
-    def keep(self, tokens: list[int], items: list[Outgoing]) -> None:
-        """Have an answer for the context `tokens`."""
-        self._recorded[tuple(tokens)] = items
+    def keep(self, length: int, items: list[Outgoing]) -> None:
+        """Have an answer for contexts of up to `length` tokens. Whose entries they are makes no difference to
+        what receiving them costs, and recording them takes long."""
+        self._length, self._items = length, items
 
     def submit(self, job: PrefillJob) -> Admission:
-        items = self._recorded.get(tuple(job.tokens.tolist()))
-        if items is None:
-            raise InvalidRequestError("This prompt was not recorded. Prefill it yourself.", param="tokens")
+        end = len(job.tokens)
+        if end > self._length:
+            raise InvalidRequestError("No prompt of this length was recorded. Prefill it yourself.", param="tokens")
+        items = [
+            item if item.is_state else item._replace(array=item.array[:, : end - item.token])
+            for item in self._items
+            if item.token < end
+        ]
         threading.Thread(target=self._replay, args=(job, items), daemon=True).start()
         return Admission()
 
@@ -89,7 +97,7 @@ class ReplayProducer(Producer):
         with contextlib.suppress(CancelledError):
             for item in items:
                 sent += item.array.nbytes
-                if (wait := began + sent / self._rate - time.monotonic()) > 0:
+                if (wait := began + sent / self._rate - time.monotonic()) > SHORTEST_WAIT:
                     time.sleep(wait)
                 if item.token > told:
                     told = item.token
@@ -111,7 +119,7 @@ def main() -> None:
     def answer(question: dict[str, Any]) -> dict[str, Any]:
         tokens = question["record"]
         items = recorder.record(tokens)
-        producer.keep(tokens, items)
+        producer.keep(len(tokens), items)
         return {"bytes": sum(item.array.nbytes for item in items)}
 
     with PrefillServer(producer, plane.layout, plane.fingerprint) as server:

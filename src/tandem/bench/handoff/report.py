@@ -68,7 +68,8 @@ class TokenGaps(msgspec.Struct, frozen=True):
     Attributes:
         itl_ratio: mean gap while receiving by mean gap otherwise, in the same round.
         p95_ratio: the same of the 95th percentiles.
-        receiving_seconds: from the long prompt's request to its first token, its commit included.
+        mean_joining: mean gap from then to the new answer's first token, which joins the batch.
+        receiving_seconds: from the long prompt's request to the end of its commit.
         receiving_rate: payload bytes by those seconds.
     """
 
@@ -76,6 +77,7 @@ class TokenGaps(msgspec.Struct, frozen=True):
     itl_ratio: Series
     p95_ratio: Series
     mean_receiving: Series
+    mean_joining: Series
     mean_otherwise: Series
     p95_receiving: Series
     p95_otherwise: Series

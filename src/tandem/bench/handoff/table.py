@@ -117,9 +117,10 @@ def _gaps(result: TokenGaps, rate: float, streams: int) -> Table:
     table = detail_table(title, "ms between tokens, median (lowest to highest)", "receiving", "otherwise")
     table.add_row("mean", _value(result.mean_receiving, 1e3), _value(result.mean_otherwise, 1e3))
     table.add_row("95th percentile", _value(result.p95_receiving, 1e3), _value(result.p95_otherwise, 1e3))
-    table.add_row("longest (the commit)", _value(result.longest_receiving, 1e3), "")
+    table.add_row("longest", _value(result.longest_receiving, 1e3), "")
+    table.add_row("mean while the new answer joins", _value(result.mean_joining, 1e3), "")
     table.add_row("seconds of receiving", _value(result.receiving_seconds, 1, 2), "")
-    table.add_row("MB/s from request to first token", _value(result.receiving_rate, 1e-6), "")
+    table.add_row("MB/s from request to commit", _value(result.receiving_rate, 1e-6), "")
     return table
 
 

@@ -17,6 +17,7 @@ from tandem.engines.handoff.sequence import RemoteSequence
 from tandem.engines.handoff.serving import PeerWork
 from tandem.kv.codec import RAW
 from tandem.kv.outcome import Outcome
+from tandem.kv.staging import Landing
 from tandem.placement.handoff import NO_PEER, Decision, Here
 
 logger = logging.getLogger("tandem.engine")
@@ -82,7 +83,7 @@ class Handoffs(ABC, Generic[S]):
             options = msgspec.structs.replace(self._options, prefill_peers=addresses)
             plane = self.plane
             self._remotes = RemotePrefills(
-                options, plane.layout, plane.fingerprint, self._wake, checkpoint=self._checkpoint
+                options, plane.layout, plane.fingerprint, self._wake, checkpoint=self._checkpoint, land=self._land
             )
 
     def cancel(self, request_id: str) -> bool:
@@ -107,6 +108,10 @@ class Handoffs(ABC, Generic[S]):
         sequence.remote = remote
         self.receiving.append(sequence)
         return True
+
+    def _land(self, start: int, end: int) -> Landing | None:
+        """The engine's own memory for the entries of the tokens `[start, end)`, where it can make it beforehand."""
+        return None
 
     def _arrived(self, sequence: S) -> bool:
         """Whether a sequence's transfer has ended and there is something to do with what it brought."""

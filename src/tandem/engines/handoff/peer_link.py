@@ -24,6 +24,9 @@ SHORTEST_SECONDS = 1e-4
 class PeerLink:
     """One peer.
 
+    Attributes:
+        failure: why it failed the last time.
+
     Args:
         address: `host:port` of its KV port.
         fingerprint: of the model that it must have.
@@ -46,6 +49,7 @@ class PeerLink:
         self._bandwidth = FIRST_BANDWIDTH
         self._fixed = 0.0
         self._failed_at: float | None = None
+        self.failure = ""
         self._free_at = 0.0
 
     @property
@@ -64,7 +68,7 @@ class PeerLink:
             self._free_at = time.monotonic() + (outcome.error.retry_after or RETRY_SECONDS)
             return
         if outcome.error is not None:
-            self._failed_at = time.monotonic()
+            self._failed_at, self.failure = time.monotonic(), outcome.error.message
             return
         self._failed_at = None
         self.rates.observe(outcome.tokens, outcome.computing)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tandem.engines.base import EngineOptions
@@ -22,10 +23,10 @@ from tandem.kv.layout import Layout
 from tandem.kv.outcome import Outcome
 from tandem.kv.peer import ClientOptions
 from tandem.kv.plan import Wanted
-from tandem.kv.staging import Staging
+from tandem.kv.staging import Landing, Staging
 from tandem.kv.tls import identity_for
 from tandem.kv.transfer import Transfer
-from tandem.placement.handoff import CodecCost, Decision, Here, PromptSize, decide
+from tandem.placement.handoff import NO_PEER, CodecCost, Decision, Here, PromptSize, decide
 
 MOST_REMEMBERED = 32
 """Peers that are not named any more, and whose rates are kept in case they come back."""
@@ -52,13 +53,14 @@ class RemotePrefill:
         decision: Decision,
         wake: Callable[[], None],
         checkpoint: int,
+        landing: Landing | None = None,
     ) -> None:
         self.tokens = tokens
         self.held = held
         self.start = start
         self.end = len(tokens) - 1
         self.decision = decision
-        self.staging = Staging(layout, Wanted(start, self.end, checkpoint=checkpoint))
+        self.staging = Staging(layout, Wanted(start, self.end, checkpoint=checkpoint), landing=landing)
         self.tried: list[PeerLink] = []
         self.outcomes: list[Outcome] = []
         self._wake = wake
@@ -134,6 +136,7 @@ class RemotePrefills:
         layout, fingerprint: of the loaded model.
         wake: tells the engine thread that a transfer ended.
         checkpoint: how often windows and states are wanted, so that a broken hand-off can be continued.
+        land: makes the engine's memory for the tokens `[start, end)`.
     """
 
     def __init__(
@@ -144,8 +147,10 @@ class RemotePrefills:
         wake: Callable[[], None],
         *,
         checkpoint: int,
+        land: Callable[[int, int], Landing | None],
     ) -> None:
         self._layout = layout
+        self._land = land
         self._fingerprint = fingerprint
         self._wake = wake
         self._checkpoint = checkpoint
@@ -192,8 +197,9 @@ class RemotePrefills:
         peers = [peer for peer in self._peers if peer.usable]
         decision = self._decide(self._size(start, end, chunk), here, peers, try_unknown=True)
         if decision.choice == "local":
-            return None, decision
-        remote = RemotePrefill(self._layout, tokens, held, start, decision, self._wake, self._checkpoint)
+            return None, decision if peers else replace(decision, reason=self._why_none())
+        landing = self._land(start, end)
+        remote = RemotePrefill(self._layout, tokens, held, start, decision, self._wake, self._checkpoint, landing)
         try:
             self._ask(remote, decision)
         except HandoffError as error:
@@ -216,6 +222,13 @@ class RemotePrefills:
             return False
         self._ask(remote, decision)
         return True
+
+    def _why_none(self) -> str:
+        """Why no peer can be asked."""
+        if not self._peers:
+            return NO_PEER
+        failed = "; ".join(f"{peer.address}: {peer.failure}" for peer in self._peers)
+        return f"No prefill peer is asked for some seconds after it failed. {failed}"
 
     def close(self) -> None:
         """Close idle connections."""

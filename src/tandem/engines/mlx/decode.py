@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import GenerationBatch, StopSequences
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from tandem.engines.mlx.cache_kinds import cache_bytes, is_batchable
 from tandem.engines.mlx.sampling import Processor, Sampler
@@ -52,7 +53,7 @@ class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
 
     def merge_cache(self) -> None:
         if not self.merged:
-            self.prompt_cache = [cache.merge([cache]) for cache in self.prompt_cache]
+            self.prompt_cache = [_batch_of(cache) for cache in self.prompt_cache]
             self.merged = True
 
     def cache_of(self, index: int) -> list[Any]:
@@ -103,6 +104,18 @@ class _Lane(GenerationBatch):  # type: ignore[misc]  # mlx-lm is untyped
                     scores = processor(context, scores)
             rows.append(scores)
         return mx.concatenate(rows, axis=0)
+
+
+def _batch_of(cache: Any) -> Any:
+    """A batch of one. mlx-lm's own would copy all entries, and leave no room for the next token: with others in the
+    batch by then, all of theirs would be copied once more."""
+    if type(cache) is not KVCache or cache.keys is None:
+        return cache.merge([cache])
+    batch = BatchKVCache([0])
+    batch.keys, batch.values = cache.keys, cache.values
+    batch.offset = batch.offset + cache.offset
+    batch._idx = cache.offset
+    return batch
 
 
 def _log_softmax(logits: mx.array) -> mx.array:

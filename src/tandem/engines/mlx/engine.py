@@ -17,20 +17,18 @@ import mlx.core as mx
 from tandem.engines.answer import score_prompt
 from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, Prepared
 from tandem.engines.mlx.cache_kinds import is_batchable
-from tandem.engines.mlx.decode import Decoder
 from tandem.engines.mlx.handoffs import MlxHandoffs
 from tandem.engines.mlx.load import LoadedModel, load
 from tandem.engines.mlx.memory import MemoryBudget, measure_sequence
 from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import PrefixCache
-from tandem.engines.mlx.reading import read_token
 from tandem.engines.mlx.request import Sequence, prepare
-from tandem.engines.mlx.sampling import GREEDY, Sampler, make_processors
+from tandem.engines.mlx.running import Running
 from tandem.errors import EngineError
 from tandem.models.text import TextModel
 from tandem.placement.handoff import Here
-from tandem.types import EngineLoad, Event, Failure, Finished, GenerationRequest, ModelInfo, PrefillProgress
+from tandem.types import EngineLoad, Event, Failure, GenerationRequest, ModelInfo, PrefillProgress
 
 logger = logging.getLogger("tandem.mlx")
 
@@ -49,14 +47,13 @@ class MlxEngine(Engine):
         self._numbers = itertools.count(1)
         self._waiting: list[Sequence] = []
         self._prefilling: list[Sequence] = []
-        self._running: dict[int, Sequence] = {}
         self._may_admit = False
         self._admitted = self._steps = 0
         self._pace = Pace(options.prefill_chunk, options.max_decode_stall)
         self._is_loaded = False
         self._loaded: LoadedModel
         self._text: TextModel
-        self._decoder: Decoder
+        self._running: Running
         self._prefix: PrefixCache
         self._memory: MemoryBudget
         self._handoffs: MlxHandoffs
@@ -67,12 +64,12 @@ class MlxEngine(Engine):
         options = self._options
         self._loaded = loaded = load(options, report)
         self._text = TextModel.load(options.folder)
-        self._decoder = Decoder(loaded.model)
         seen = loaded.seen_cache()
         size = measure_sequence(seen)
         self._memory = MemoryBudget.measure(size, padded=is_batchable(seen))
         self._prefix = PrefixCache(loaded.make_cache, self._memory.prefix_budget(options.prefix_cache_bytes))
         self._handoffs = MlxHandoffs(options, loaded, seen, self._prefix, self._pace, lambda: self.wake())
+        self._running = Running(loaded, self._prefix, self._pace, self._text.vocabulary_size)
         self._is_loaded = True
         return ModelInfo(
             model_id=options.model_id,
@@ -90,9 +87,7 @@ class MlxEngine(Engine):
         cache = self._loaded.make_cache()
         prefill = Prefill(self._loaded.model, [0] * 9, cache, 0)
         prefill.step(prefill.total)
-        self._decoder.add(0, prefill.tokens, cache, Sampler(GREEDY, self._text.vocabulary_size), [])
-        self._decoder.step()
-        self._decoder.remove(0)
+        self._running.warm_up(prefill.tokens, cache)
         mx.clear_cache()
 
     # ------------------------------------------------------------------------------------------------------- requests
@@ -114,10 +109,9 @@ class MlxEngine(Engine):
                 if sequence.request_id == request_id:
                     queue.remove(sequence)
                     return True
-        for sequence in self._running.values():
-            if sequence.request_id == request_id:
-                self._leave(sequence)
-                return True
+        if self._running.cancel(request_id):
+            self._memory.active = self._running.nbytes
+            return True
         self._may_admit = bool(self._waiting)
         return self._handoffs.cancel(request_id)
 
@@ -153,8 +147,7 @@ class MlxEngine(Engine):
     def step(self) -> list[Output]:
         self._steps += 1
         outputs: list[Output] = []
-        if self._running:
-            self._decode(outputs)
+        self._running.step(outputs)
         outputs += self._handoffs.news()
         self._prefilling.extend(self._handoffs.collect(self._here([])))
         self._admit()
@@ -168,7 +161,7 @@ class MlxEngine(Engine):
         self._may_admit = len(self._active) < self._admitted
         if self._steps % CLEAR_CACHE_STEPS == 0 or not self.has_work:
             mx.clear_cache()
-        self._memory.active = self._decoder.nbytes
+        self._memory.active = self._running.nbytes
         return outputs
 
     def _admit(self) -> None:
@@ -185,7 +178,7 @@ class MlxEngine(Engine):
 
     @property
     def _active(self) -> list[Sequence]:
-        return [*self._prefilling, *self._running.values(), *self._handoffs.receiving]
+        return [*self._prefilling, *self._running, *self._handoffs.receiving]
 
     def _offer(self, outputs: list[Output]) -> None:
         """Have prompts that would wait here prefilled elsewhere, where that is sooner.
@@ -257,6 +250,7 @@ class MlxEngine(Engine):
             self._start_answer(sequence, prefill, events)
 
     def _begin(self, sequence: Sequence) -> Prefill:
+        self._running.keep_prompts_like(sequence.tokens)
         hit = self._prefix.find(sequence.tokens[:-1]) if sequence.keeps_prefix and not sequence.scored else None
         return Prefill(
             self._loaded.model,
@@ -279,39 +273,12 @@ class MlxEngine(Engine):
         if answer.max_tokens == 0:
             events.extend(answer.finish("length"))
             return
-        vocabulary = self._text.vocabulary_size
-        processors = [
-            sequence.guard(processor)
-            for processor in make_processors(sequence.sampling, len(sequence.tokens), vocabulary, sequence.constraint)
-        ]
-        sampler = Sampler(sequence.sampling, vocabulary, wants_logprobs=request.logprobs is not None)
-        self._decoder.add(sequence.number, sequence.tokens, prefill.cache, sampler, processors)
-        self._running[sequence.number] = sequence
-
-    def _decode(self, outputs: list[Output]) -> None:
-        begun = time.monotonic()
-        decoded = self._decoder.step()
-        self._pace.decoded(len(decoded), time.monotonic() - begun)
-        for number, token, logprobs in decoded:
-            sequence = self._running[number]
-            events = read_token(sequence, token, logprobs)
-            if sequence.answer.finished and sequence.keeps_prefix:
-                self._prefix.store(*self._decoder.extract(number), tail=True)
-            if events and isinstance(events[-1], Finished | Failure):
-                self._leave(sequence)
-            if events:
-                outputs.append(Output(sequence.request_id, events))
-
-    def _leave(self, sequence: Sequence) -> None:
-        self._decoder.remove(sequence.number)
-        del self._running[sequence.number]
-        self._memory.active = self._decoder.nbytes
+        self._running.start(sequence, prefill.cache)
 
     def check_idle(self) -> None:
         """Assert that nothing is left of requests that have ended. For tests, and cheap enough for an idle moment."""
         assert not self.has_work
-        assert len(self._decoder) == 0
-        assert self._decoder.nbytes == 0
+        self._running.check_idle()
         self._prefix.check()
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import mlx.core as mx
 
 from tandem.engines.mlx.cache_kinds import entry_count, kind_of, leaves, put_entries, take_entries
+from tandem.engines.mlx.landing import CacheLanding
 from tandem.engines.mlx.layout import (
     entries_of,
     named_parts,
@@ -77,8 +78,9 @@ def commit(
 ) -> list[Any]:
     """A fresh cache that has seen `end` tokens: the first `start` from `held`, the rest from `staging`.
 
-    `held` is not changed. `staging` is empty afterwards: each layer's memory is given back once it is copied, so that
-    both together never take more than the cache and one layer. `end` must not be beyond `staging.complete_through()`.
+    `held` is not changed. `staging` is empty afterwards: entries that landed in the cache's own arrays stay there, of
+    others each layer's memory is given back once it is copied, so that both together never take more than the cache and
+    one layer. `end` must not be beyond `staging.complete_through()`.
 
     Args:
         template: a cache of the same model that has seen tokens, for the parts of a state that are no arrays.
@@ -96,6 +98,11 @@ def commit(
             set_state_arrays(leaf, shape, arrays)
             mx.eval(leaf.state)
             staging.release(index)
+            continue
+        landed = _take_landed(staging, index, end)
+        if landed is not None:
+            leaf.keys, leaf.values = landed
+            leaf.offset = end
             continue
         pieces: list[Any] = []
         needed = layer.held(end)
@@ -115,3 +122,18 @@ def commit(
         del pieces
         mx.clear_cache()
     return cache
+
+
+def _take_landed(staging: Staging, layer: int, end: int) -> tuple[Any, Any] | None:
+    """A layer's (keys, values) where its entries arrived in arrays of the cache.
+
+    Raises:
+        HandoffError: not all of them arrived.
+    """
+    landing = staging.landing
+    if not isinstance(landing, CacheLanding) or not landing.holds(layer):
+        return None
+    for number in range(len(staging.plan.layer(layer).parts)):
+        staging.entries(layer, number, 0, end)
+    staging.release(layer)
+    return landing.take(layer)

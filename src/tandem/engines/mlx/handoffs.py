@@ -13,6 +13,7 @@ from tandem.engines.handoff.handoffs import Handoffs
 from tandem.engines.handoff.remote import RemotePrefill
 from tandem.engines.mlx.exchange import commit
 from tandem.engines.mlx.identity import fingerprint_of
+from tandem.engines.mlx.landing import CacheLanding, land
 from tandem.engines.mlx.layout import layout_of
 from tandem.engines.mlx.load import LoadedModel
 from tandem.engines.mlx.pace import Pace
@@ -82,6 +83,9 @@ class MlxHandoffs(Handoffs[Sequence]):
             return False
         return self._ask(sequence, held, start, here)
 
+    def _land(self, start: int, end: int) -> CacheLanding | None:
+        return land(self.layout, self._loaded.make_cache, start, end)
+
     def news(self) -> list[Output]:
         """What peers have computed of prompts since the last call."""
         return [
@@ -108,7 +112,8 @@ class MlxHandoffs(Handoffs[Sequence]):
             # What is missing still is computed at home.
             sequence.may_hand_off = False
             sequence.prefill = Prefill(self._loaded.model, sequence.tokens, cache, position)
-            if sequence.keeps_prefix and position > remote.start:
+            sequence.unstored = sequence.keeps_prefix and position > remote.start and self._prefix.can_wait
+            if sequence.keeps_prefix and position > remote.start and not sequence.unstored:
                 self._prefix.store(sequence.tokens[:position], cache, tail=sequence.prefill.done)
             ended.append(sequence)
         return ended

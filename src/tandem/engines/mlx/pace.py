@@ -26,6 +26,7 @@ class Pace:
     Attributes:
         rates: prefill by length of the chunk, for decisions about hand-offs.
         prefill_tps, decode_tps: smoothed tokens per second, of one prompt and of all answers together.
+        decode_seconds: smoothed, of a step.
     """
 
     def __init__(self, chunk: int, most_stall: float) -> None:
@@ -34,7 +35,7 @@ class Pace:
         self.prefill_tps = FIRST_GUESS_TPS
         self.decode_tps = 0.0
         self._most_stall = most_stall
-        self._decode_seconds = 0.0
+        self.decode_seconds = 0.0
 
     def prefilled(self, tokens: int, seconds: float) -> None:
         """A chunk was read."""
@@ -46,7 +47,7 @@ class Pace:
         """A decode step brought so many tokens."""
         if seconds > 0:
             self.decode_tps += 0.1 * (tokens / seconds - self.decode_tps)
-            self._decode_seconds += 0.1 * (seconds - self._decode_seconds)
+            self.decode_seconds += 0.1 * (seconds - self.decode_seconds)
 
     def chunk_limit(self, running: int, waiting: int) -> int:
         """Tokens that the next prefill step may read beside `running` answers, while `waiting` prompts wait."""
@@ -68,6 +69,6 @@ class Pace:
         slowdown = 2.0 if shared else 1.0
         if running:
             # A decode step for each chunk.
-            slowdown += self._decode_seconds * self.prefill_tps / self.chunk_limit(running, waiting)
+            slowdown += self.decode_seconds * self.prefill_tps / self.chunk_limit(running, waiting)
         seconds = sum(self.rates.seconds(tokens) for tokens in before) if self.rates.known else 0.0
         return Here(self.rates, seconds * slowdown, slowdown)

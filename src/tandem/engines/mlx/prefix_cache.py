@@ -8,6 +8,7 @@ What is put back is a copy, bit for bit, of what the model computed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -74,11 +75,17 @@ class PrefixCache:
         self._kinds = [kind_of(leaf) for leaf in parts]
         self._windows = {index: leaf.max_size for index, leaf in enumerate(parts) if self._kinds[index] == "window"}
         self._has_state = "state" in self._kinds
+        self._later: list[tuple[list[int], Sequence[Any], int]] = []
 
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
         return self._tree.nbytes
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether a cache still has all there is to keep of its prompt when more tokens follow it."""
+        return not self._windows and not self._has_state
 
     def limit(self, room: int) -> None:
         """Keep to `room` bytes from now on, or to the budget if that is less; the least recently used goes first."""
@@ -88,6 +95,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop everything."""
+        self._later.clear()
         self._tree.clear()
 
     def check(self) -> None:
@@ -101,6 +109,7 @@ class PrefixCache:
 
         The hit shares no memory with what is kept, nor with other hits.
         """
+        self.store_rest()
         path = self._tree.walk(tokens)
         for blocks, length in self._candidates(path, tokens):
             if self._usable(blocks, length):
@@ -153,7 +162,7 @@ class PrefixCache:
     # --------------------------------------------------------------------------------------------------------- writing
 
     def store(self, tokens: Sequence[int], cache: Sequence[Any], *, tail: bool) -> None:
-        """Keep what `cache` holds for exactly these `tokens`.
+        """Keep what `cache` holds for exactly these `tokens`, or, where the cache `can_wait`, for these and more.
 
         Args:
             tail: also keep the last, incomplete block. Without it only full blocks are kept.
@@ -180,6 +189,39 @@ class PrefixCache:
                 break
             parent = block
             position = end
+
+    def store_later(self, tokens: list[int], cache: Sequence[Any]) -> None:
+        """As `store` with its tail, but in the steps that `store_some` is given; `find` does not miss it either way.
+
+        Args:
+            cache: not used by anything else from now on.
+        """
+        if not self.can_wait or self._later:
+            # One cache beside those that run is memory enough.
+            self.store_rest()
+            self.store(tokens, cache, tail=True)
+            return
+        self._later.append((tokens, cache, 0))
+
+    def store_some(self, seconds: float) -> None:
+        """Go on storing for about so long."""
+        until = time.monotonic() + seconds
+        while self._later:
+            tokens, cache, position = self._later.pop()
+            position += BLOCK_TOKENS
+            if position >= len(tokens):
+                self.store(tokens, cache, tail=True)
+                return
+            self.store(tokens[:position], cache, tail=False)
+            self._later.append((tokens, cache, position))
+            if time.monotonic() >= until:
+                return
+
+    def store_rest(self) -> None:
+        """Store all that is left."""
+        while self._later:
+            tokens, cache, _ = self._later.pop()
+            self.store(tokens, cache, tail=True)
 
     def _complete(self, path: list[Block[BlockEntries]], parts: Sequence[Any]) -> None:
         """Add window entries that blocks lack and `parts` hold.

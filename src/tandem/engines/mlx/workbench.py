@@ -19,6 +19,7 @@ from tandem.engines.mlx.cache_kinds import leaves, take_entries
 from tandem.engines.mlx.exchange import commit
 from tandem.engines.mlx.handoffs import CHECKPOINT_TOKENS
 from tandem.engines.mlx.identity import fingerprint_of
+from tandem.engines.mlx.landing import land
 from tandem.engines.mlx.layout import layout_of, named_parts, state_arrays
 from tandem.engines.mlx.load import load, on_accelerator
 from tandem.engines.mlx.pace import CPU_PREFILL_CHUNK, GPU_PREFILL_CHUNK
@@ -28,6 +29,7 @@ from tandem.kv.dtypes import Array
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.intervals import Span
 from tandem.kv.layout import Layout
+from tandem.kv.plan import Wanted
 from tandem.kv.staging import Staging
 from tandem.models.text import TextModel
 
@@ -124,6 +126,11 @@ class Workbench:
             if keep is not None:
                 keep.store(prefill.tokens[: prefill.position], prefill.cache, tail=prefill.done)
         return prefill.cache, spans
+
+    def stage(self, held: Held, end: int) -> Staging:
+        """Where the entries of the tokens from `held.length` to `end` may arrive, as in an engine."""
+        landing = land(self.layout, self._loaded.make_cache, held.length, end)
+        return Staging(self.layout, Wanted(held.length, end, checkpoint=self.checkpoint), landing=landing)
 
     def commit(self, held: Held, staging: Staging, end: int) -> list[Any]:
         """A cache that has seen `end` tokens, from `held` and what was received.
