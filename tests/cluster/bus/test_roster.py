@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tandem.cluster.bus.roster import (
     FORGET,
     GRACE,
+    LISTED,
     OWN_GRACE,
     RESTARTED,
     SILENT,
@@ -19,6 +20,7 @@ from tandem.cluster.bus.roster import (
     Left,
     MemberEvent,
     Roster,
+    digest_of,
 )
 
 
@@ -146,8 +148,24 @@ def test_those_whom_only_others_see() -> None:
     known = (Known("third", "t1", ("tcp/t:1",)), Known("me", "m1", ()), Known("other", "o1", ()))
     roster.beat(beat("other", "o1", known=known), 101.0)
     assert roster.unlinked(101.0) == {("third", "t1"): ("tcp/t:1",)}
-    roster.token("third", "t1", True, 101.5)
-    assert roster.unlinked(101.5) == {}
+    # Heartbeats without a list do not end it; agreement does, age does, and seeing them does.
+    roster.beat(beat("other", "o1", digest=1), 102.0)
+    assert roster.unlinked(102.0)
+    assert roster.unlinked(101.0 + LISTED) == {}
+    assert roster.disagrees()
+    roster.beat(beat("other", "o1", digest=digest_of([("me", "m1"), ("other", "o1")])), 102.5)
+    assert roster.unlinked(102.5) == {}
+    assert not roster.disagrees()
+    roster.beat(beat("other", "o1", known=known), 103.0)
+    roster.token("third", "t1", True, 103.5)
+    assert roster.unlinked(103.5) == {}
+
+
+def test_equal_views_have_equal_digests() -> None:
+    lives = [("a", "1"), ("b", "1"), ("c", "2")]
+    assert digest_of(lives) == digest_of(reversed(lives))
+    assert digest_of(lives) != digest_of(lives[1:])
+    assert digest_of(lives) != digest_of([("a", "1"), ("b", "2"), ("c", "2")])
 
 
 IDS = st.sampled_from(["me", "a", "b"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 from collections.abc import Callable
@@ -27,8 +28,11 @@ GREETING = 0.01
 """Seconds between two heartbeats that greet newcomers, for each node that is there."""
 STALL = 1.5
 """Seconds that this side's loop may be late before it mistrusts its own view of others' silence."""
-APART = 10.0
-"""Seconds that others may see a node before this one dials it: longer than discovery takes by itself."""
+DISAGREED = 3.0
+"""Seconds for which nodes see different others before they tell each other whom, and between two such lists."""
+APART = 7.0
+"""Seconds that others may say that they see a node before this one dials it: with the above, longer than discovery
+takes by itself."""
 APART_LONGEST = 160.0
 MOST_KNOWN = 256
 TOPIC = "heartbeat"
@@ -54,6 +58,7 @@ class Membership:
         self._tasks: list[asyncio.Task[None]] = []
         self._apart: dict[Key, float] = {}
         self._patience = APART
+        self._agreed = self._listed = float("-inf")
         self._reopening: set[asyncio.Task[None]] = set()
 
     @property
@@ -155,8 +160,8 @@ class Membership:
         endpoints = tuple(
             f"{options.scheme}/{f'[{host}]' if ':' in host else host}:{options.port}" for host in hosts[:16]
         )
-        known = [Known(beat.node_id, beat.life, beat.endpoints) for beat in self.alive.values()]
-        age = time.monotonic() - self.roster.began
+        now = time.monotonic()
+        age = now - self.roster.began
         beat = Heartbeat(
             options.node_id,
             options.life,
@@ -164,13 +169,24 @@ class Membership:
             session.zid,
             endpoints,
             leaving,
-            tuple(known[:MOST_KNOWN]),
+            self._known(now),
             self._describe(),
+            self.roster.digest,
         )
         try:
             self._bus.publish(TOPIC, msgspec.msgpack.encode(beat), urgent=True)
         except (QueueFullError, UnavailableError) as error:
             _log.warning("a heartbeat was not sent: %s", error)
+
+    def _known(self, now: float) -> tuple[Known, ...]:
+        """Whom this node sees, if others have seen different ones for a while."""
+        if not self.roster.disagrees():
+            self._agreed = now
+        if now - max(self._agreed, self._listed) < DISAGREED:
+            return ()
+        self._listed = now
+        known = (Known(beat.node_id, beat.life, beat.endpoints) for beat in self.alive.values())
+        return tuple(itertools.islice(known, MOST_KNOWN))
 
     async def _step(self) -> None:
         while True:

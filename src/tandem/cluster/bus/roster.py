@@ -7,10 +7,12 @@ its session anew loses its token for a moment, which is forgiven if it comes bac
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import msgspec
+import xxhash
 
 SILENT = 5.0
 """Seconds without a heartbeat after which a node counts as dead, whatever its token says."""
@@ -22,6 +24,8 @@ OWN_GRACE = 3.0
 """The same after this side opened its session anew and has to be told of everybody again."""
 FORGET = 30.0
 """Seconds after which a life that never got anywhere is forgotten."""
+LISTED = 10.0
+"""Seconds for which a list of what somebody else sees counts."""
 MOST_LIVES = 4096
 
 Reason: TypeAlias = Literal["closed", "unreachable", "silent", "restarted"]
@@ -44,8 +48,9 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
         zid: zenoh's id of its session.
         endpoints: where it can be dialled.
         leaving: the last one.
-        known: everyone it sees alive.
+        known: everyone it sees alive. Mostly empty: with n nodes it makes n³ entries of each round of heartbeats.
         payload: opaque here.
+        digest: of everyone it sees alive and itself, see `digest_of`; 0 if it does not say.
     """
 
     node_id: str
@@ -56,6 +61,7 @@ class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
     leaving: bool = False
     known: tuple[Known, ...] = ()
     payload: bytes = b""
+    digest: int = 0
 
 
 class Joined(msgspec.Struct, frozen=True):
@@ -97,6 +103,14 @@ class Conflict(msgspec.Struct, frozen=True):
 MemberEvent: TypeAlias = Joined | Left | Heard | Conflict
 
 
+def digest_of(lives: Iterable[Key]) -> int:
+    """Equal for equal sets of lives: xxh3-64 of each `node/life`, combined by exclusive or."""
+    digest = 0
+    for node_id, life in lives:
+        digest ^= xxhash.xxh3_64_intdigest(f"{node_id}/{life}".encode())
+    return digest
+
+
 @dataclass
 class _Life:
     seen: float
@@ -106,6 +120,9 @@ class _Life:
     """The token counts as there until then."""
     beat: Heartbeat | None = None
     heard: float = float("-inf")
+    known: tuple[Known, ...] = ()
+    """The last list that it sent, unless it agreed with this side since."""
+    listed: float = float("-inf")
 
     def has_token(self, now: float) -> bool:
         return self.token or now < self.lost
@@ -163,6 +180,10 @@ class Roster:
             return []
         known = self._lives.setdefault(key, _Life(now))
         known.beat, known.heard, known.seen = beat, now, now
+        if beat.known:
+            known.known, known.listed = beat.known, now
+        elif known.known and beat.digest == self.digest:
+            known.known = ()
         if beat.node_id == self.node_id:
             first = (beat.age, beat.life) > (now - self.began, self.life)
             if not first or beat.leaving or beat.life in self._conflicts:
@@ -214,11 +235,23 @@ class Roster:
         """When each node that is there was heard last, on the clock of the other calls."""
         return {node_id: self._lives[node_id, life].heard for node_id, life in self.joined.items()}
 
+    @property
+    def digest(self) -> int:
+        """Of this life and all that have joined."""
+        return digest_of([(self.node_id, self.life), *self.joined.items()])
+
+    def disagrees(self) -> bool:
+        """Whether somebody who has joined sees others than this side does."""
+        digest = self.digest
+        beats = (self._lives[key].beat for key in self.joined.items())
+        return any(beat is not None and beat.digest != digest for beat in beats)
+
     def unlinked(self, now: float) -> dict[Key, tuple[str, ...]]:
         """Lives that joined nodes see alive and this side does not, with their endpoints."""
         found: dict[Key, tuple[str, ...]] = {}
-        for beat in self.beats().values():
-            for other in beat.known:
+        for key in self.joined.items():
+            witness = self._lives[key]
+            for other in witness.known if now - witness.listed < LISTED else ():
                 known = self._lives.get((other.node_id, other.life))
                 if other.node_id != self.node_id and not (known and known.has_token(now)):
                     found[other.node_id, other.life] = other.endpoints
