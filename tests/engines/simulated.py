@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from tandem.engines.base import EngineOptions
+from tandem.engines.base import EngineOptions, PrefillPort
 from tandem.engines.registry import build_engine
 from tandem.engines.sim.profile import SimProfile
 from tandem.kv.server import PrefillServer, ServerOptions
@@ -63,6 +63,11 @@ class Running:
         """Of the KV port."""
         assert self.port is not None
         return f"127.0.0.1:{self.port.address[1]}"
+
+    @property
+    def peer(self) -> PrefillPort:
+        """The KV port, as others are told of it."""
+        return PrefillPort(self.address)
 
     def do(self, action: Callable[[Any], T]) -> T:
         """Call `action` with the engine, on its thread."""

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 
+from tandem.engines.base import PrefillPort
 from tandem.engines.mlx.cache_kinds import leaves
 from tandem.errors import IncompatiblePeerError
 from tandem.kv.client import Handoff
@@ -46,7 +47,7 @@ class Pair:
         self.prefill = make(kind, **options)
         plane = self.prefill.kv_plane()
         self.port = PrefillServer(plane.producer, plane.layout, plane.fingerprint)
-        self.decode = make(kind, prefill_peers=(f"127.0.0.1:{self.port.address[1]}",), **options)
+        self.decode = make(kind, prefill_peers=(PrefillPort(f"127.0.0.1:{self.port.address[1]}"),), **options)
         self.alone = make(kind, **options)
 
     def ask(self, tokens: list[int], max_tokens: int = 8, *, until: Callable[[], bool] | None = None) -> Answered:
@@ -220,7 +221,7 @@ def test_a_server_that_goes_away_costs_only_the_rest(pair: Callable[..., Pair], 
 
 
 def test_nobody_there(tiny_engine: Callable[..., Any]) -> None:
-    engine = tiny_engine("llama", prefill_peers=("127.0.0.1:9",))
+    engine = tiny_engine("llama", prefill_peers=(PrefillPort("127.0.0.1:9"),))
     prompt = words(31, 300)
     answers: dict[str, Answered] = {}
     request_id = submit(engine, greedy(prompt, 4))

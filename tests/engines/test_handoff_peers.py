@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.engines.base import PrefillPort
 from tandem.engines.handoff.codecs import codec_costs
 from tandem.kv.server import PrefillServer
 from tandem.placement.handoff import RAW, Decision, Here, Peer, PromptSize, decide
@@ -26,6 +27,7 @@ class Cluster:
         planes = [engine.kv_plane() for engine in self.prefills]
         self.ports = [PrefillServer(plane.producer, plane.layout, plane.fingerprint) for plane in planes]
         self.addresses = tuple(f"127.0.0.1:{port.address[1]}" for port in self.ports)
+        self.peers = tuple(PrefillPort(address) for address in self.addresses)
         self.decode = make("llama", prefill_chunk=64, **options)
         self.alone = make("llama", prefill_chunk=64)
 
@@ -90,7 +92,7 @@ def always_remote(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("after", [1, 4])
 def test_the_next_peer_does_the_rest(cluster: Callable[..., Cluster], after: int) -> None:
     both = cluster(2)
-    both.decode.name_peers(both.addresses)
+    both.decode.name_peers(both.peers)
     prompt = words(51, 600)
 
     def cut() -> None:
@@ -110,7 +112,7 @@ def test_the_next_peer_does_the_rest(cluster: Callable[..., Cluster], after: int
 @pytest.mark.usefixtures("always_remote")
 def test_all_peers_gone_leaves_the_rest_to_this_node(cluster: Callable[..., Cluster]) -> None:
     both = cluster(2)
-    both.decode.name_peers(both.addresses)
+    both.decode.name_peers(both.peers)
     prompt = words(52, 600)
 
     def cut() -> None:
@@ -130,8 +132,8 @@ def test_all_peers_gone_leaves_the_rest_to_this_node(cluster: Callable[..., Clus
 @pytest.mark.usefixtures("always_remote")
 def test_peers_are_named_and_forgotten_while_it_runs(cluster: Callable[..., Cluster]) -> None:
     both = cluster(1)
-    for number, (addresses, expected) in enumerate([((), "local"), (both.addresses, "remote"), ((), "local")]):
-        both.decode.name_peers(addresses)
+    for number, (peers, expected) in enumerate([((), "local"), (both.peers, "remote"), ((), "local")]):
+        both.decode.name_peers(peers)
         prompt = words(60 + number, 200)
         (answer,) = both.ask(prompt)
         both.check(answer, prompt)
@@ -142,7 +144,7 @@ def test_peers_are_named_and_forgotten_while_it_runs(cluster: Callable[..., Clus
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_a_codec_is_used_and_said(cluster: Callable[..., Cluster], codec: str) -> None:
     both = cluster(1, kv_codec=codec)
-    both.decode.name_peers(both.addresses)
+    both.decode.name_peers(both.peers)
     prompt = words(70, 300)
     (answer,) = both.ask(prompt)
     handoff = answer.finished.statistics.handoff
@@ -169,7 +171,7 @@ def test_auto_uses_codecs_on_slow_links_only(cluster: Callable[..., Cluster]) ->
 def test_a_prompt_that_would_wait_goes_to_the_idle_peer(cluster: Callable[..., Cluster]) -> None:
     """Two long prompts at once: this node reads one, and has the other read elsewhere instead of queueing it."""
     both = cluster(1)
-    both.decode.name_peers(both.addresses)
+    both.decode.name_peers(both.peers)
     link = both.decode._handoffs._remotes._peers[0]
     for tokens in (64, 1024):
         both.decode._pace.rates.observe(tokens, tokens / 1000.0)
@@ -184,7 +186,7 @@ def test_a_prompt_that_would_wait_goes_to_the_idle_peer(cluster: Callable[..., C
 def test_a_peer_with_a_long_queue_is_left_at_once(cluster: Callable[..., Cluster]) -> None:
     """The server says how long its queue takes; if that is more than was to gain, the prompt is read here."""
     both = cluster(1)
-    both.decode.name_peers(both.addresses)
+    both.decode.name_peers(both.peers)
     link = both.decode._handoffs._remotes._peers[0]
     both.decode._pace.rates.observe(512, 512 / 100.0)
     link.rates.observe(512, 512 / 1000.0)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tandem.engines.base import PrefillPort
 from tandem.engines.sim.cache import chain, first_wrong
 from tandem.engines.sim.prefix import BLOCK_TOKENS, SimPrefixCache
 from tandem.errors import IncompatiblePeerError
@@ -76,7 +77,7 @@ def check(answer: Answered, tokens: list[int]) -> Any:
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_cold_at_every_boundary(running: Make) -> None:
     prefill = running(serve=True)
-    decode = running(prefill_peers=(prefill.address,))
+    decode = running(prefill_peers=(prefill.peer,))
     for length in sorted({1, 2, 3} | {n + d for n in (64, 256, 512, 1024, 4096) for d in (-1, 0, 1, 2)}):
         tokens = words(length, length)
         handoff = check(decode.ask(greedy(tokens, 6))[0], tokens)
@@ -109,7 +110,7 @@ def test_who_may_prefill_for_whom(running: Make) -> None:
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_a_second_turn_asks_for_what_is_new(running: Make) -> None:
     prefill = running(serve=True, prefix_hits=True)
-    decode = running(prefill_peers=(prefill.address,), prefix_hits=True)
+    decode = running(prefill_peers=(prefill.peer,), prefix_hits=True)
     first = words(1, 700)
     answer = decode.ask(greedy(first, 10))[0]
     assert check(answer, first).remote_tokens == 699
@@ -124,7 +125,7 @@ def test_a_second_turn_asks_for_what_is_new(running: Make) -> None:
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_what_the_peer_has_costs_no_time(running: Make) -> None:
     prefill = running(serve=True, prefix_hits=True, prefill_tps=8000.0)
-    decode = running(prefill_peers=(prefill.address,))
+    decode = running(prefill_peers=(prefill.peer,))
     shared = words(3, 4000)
     prefill.ask(greedy([*shared, *words(4, 40)], 2))
     handoff = check(decode.ask(greedy([*shared, *words(5, 40)], 4))[0], [*shared, *words(5, 40)])
@@ -139,7 +140,7 @@ def test_random_histories(running: Make, seed: int) -> None:
     """Prompts that share beginnings, prefix caches that are too small for them, on either side."""
     chance = random.Random(seed)
     prefill = running(serve=True, prefix_hits=True, prefix_entries=1500)
-    decode = running(prefill_peers=(prefill.address,), prefix_hits=True, prefix_entries=1000)
+    decode = running(prefill_peers=(prefill.peer,), prefix_hits=True, prefix_entries=1000)
     trunk = words(100 + seed, 900)
     for step in range(30):
         tokens = trunk[: chance.choice((0, 1, 63, 64, 65, 300, 512, 900))] + words(step, chance.randrange(1, 400))
@@ -217,7 +218,7 @@ def test_a_tampering_server_is_noticed(running: Make, token: int, kind: str) -> 
     )
     tokens = words(6, 1000)
     with PrefillServer(producer, plane.layout, plane.fingerprint) as port:
-        decode = running(prefill_peers=(f"127.0.0.1:{port.address[1]}",))
+        decode = running(prefill_peers=(PrefillPort(f"127.0.0.1:{port.address[1]}"),))
         handoff = check(decode.ask(greedy(tokens, 6))[0], tokens)
         assert handoff.prefill == ("partial" if token else "local")
         assert handoff.remote_tokens == token
@@ -248,7 +249,7 @@ def test_entries_in_a_lossy_codec_are_recognised(running: Make) -> None:
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_a_port_that_closes_costs_only_the_rest(running: Make) -> None:
     prefill = running(serve=True, prefill_tps=4000.0, prefill_chunk=100)
-    decode = running(prefill_peers=(prefill.address,))
+    decode = running(prefill_peers=(prefill.peer,))
     tokens = words(9, 2000)
     (request,) = decode.submit(greedy(tokens, 6))
     prefill.until(lambda engine: engine._steps >= 6)
@@ -262,7 +263,7 @@ def test_a_port_that_closes_costs_only_the_rest(running: Make) -> None:
 
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_nobody_there(running: Make) -> None:
-    decode = running(prefill_peers=("127.0.0.1:9",))
+    decode = running(prefill_peers=(PrefillPort("127.0.0.1:9"),))
     handoff = check(decode.ask(greedy(words(10, 300), 4))[0], words(10, 300))
     assert (handoff.prefill, handoff.remote_tokens) == ("local", 0)
     assert "127.0.0.1:9" in handoff.reason
@@ -274,7 +275,7 @@ def test_nobody_there(running: Make) -> None:
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_cancelling_stops_both_sides(running: Make) -> None:
     prefill = running(serve=True, prefill_tps=1000.0, prefill_chunk=50)
-    decode = running(prefill_peers=(prefill.address,))
+    decode = running(prefill_peers=(prefill.peer,))
     begun, queued = decode.submit(greedy(words(11, 30_000), 4), greedy(words(12, 30_000), 4))
     prefill.until(lambda engine: engine._steps >= 3 and len(engine._handoffs.desk) == 1)
     started = time.monotonic()
@@ -294,7 +295,7 @@ def test_cancelling_stops_both_sides(running: Make) -> None:
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_answers_go_on_while_a_hand_off_is_under_way(running: Make) -> None:
     prefill = running(serve=True, prefill_tps=2000.0)
-    decode = running(prefill_peers=(prefill.address,), decode_tps=100.0)
+    decode = running(prefill_peers=(prefill.peer,), decode_tps=100.0)
     (answering,) = decode.submit(greedy([1], 1000))
     decode.until(lambda engine: bool(decode.so_far(answering).scores))
     before = len(decode.so_far(answering).scores)
@@ -311,7 +312,7 @@ def test_answers_go_on_while_a_hand_off_is_under_way(running: Make) -> None:
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_one_device_for_own_prompts_and_those_of_peers(running: Make) -> None:
     prefill = running(serve=True, prefill_tps=5000.0, prefill_chunk=100)
-    decode = running(prefill_peers=(prefill.address,))
+    decode = running(prefill_peers=(prefill.peer,))
     own, other = words(15, 2000), words(16, 2001)
     began = time.monotonic()
     (here,) = prefill.submit(greedy(own, 1))
@@ -357,7 +358,7 @@ def run_until_done(engine: Any, request: Any) -> str:
 @pytest.mark.usefixtures("remote_whenever_possible")
 def test_backlogs_of_a_byte(running: Make) -> None:
     prefill = running(serve=ServerOptions(backlog_bytes=1), prefill_chunk=64)
-    decode = running(prefill_peers=(prefill.address,))
+    decode = running(prefill_peers=(prefill.peer,))
     tokens = words(19, 1000)
     assert check(decode.ask(greedy(tokens, 4))[0], tokens).prefill == "remote"
     prefill.idle()
@@ -371,7 +372,7 @@ def test_many_at_once(running: Make, peer_queue: int) -> None:
     prefill = running(
         serve=ServerOptions(max_handshakes=32), prefill_tps=50_000.0, peer_queue=peer_queue, prefix_hits=True
     )
-    decodes = [running(prefill_peers=(prefill.address,), decode_tps=500.0) for _ in range(4)]
+    decodes = [running(prefill_peers=(prefill.peer,), decode_tps=500.0) for _ in range(4)]
     shared = words(20, 300)
     prompts = [shared[: 100 * (number % 4)] + words(30 + number, 300 + 13 * number) for number in range(32)]
     asked = [
@@ -403,7 +404,7 @@ def test_the_better_choice_is_made_and_comes_true(running: Make, ratio: float) -
     """The engine's choice, from what it has measured, against the times that the set speeds come to."""
     there_tps = HERE_TPS * ratio
     prefill = running(serve=True, prefill_tps=there_tps)
-    decode = running(prefill_peers=(prefill.address,), prefill_tps=HERE_TPS)
+    decode = running(prefill_peers=(prefill.peer,), prefill_tps=HERE_TPS)
     trial, own = decode.ask(greedy(words(40, 400), 1))[0], decode.ask(greedy(words(41, 200), 1))[0]
     assert "to learn its speed" in trial.finished.statistics.handoff.reason
     assert "own speed is not measured" in own.finished.statistics.handoff.reason

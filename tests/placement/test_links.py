@@ -94,6 +94,13 @@ def test_peers_of_a_link() -> None:
     assert prefill_peers("x", pair()).peers == ()
 
 
+def test_whether_a_link_allows_another_quantisation_goes_along() -> None:
+    strict, lenient = LINK, LinkIntent("m", ("a",), ("b",), allow_quantisation=True)
+    for links, expected in (((strict,), False), ((lenient,), True), ((strict, lenient), True)):
+        [peer] = prefill_peers("b", pair(links=links)).peers
+        assert peer.allow_quantisation is expected
+
+
 def test_the_same_machine_prefills_through_loopback() -> None:
     nodes = [node(0, runners=(runner("a", kv_port=7000), runner("b")))]
     there = world(*nodes, instances=(instance("a", "n00"), instance("b", "n00")), links=(LINK,))

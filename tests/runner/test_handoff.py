@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from tandem.engines.base import PrefillPort
 from tandem.runner.stream import Stream
 from tandem.types import Event, Finished, GenerationRequest, HandoffStatistics, Sampling, TokenPrompt
 
@@ -49,7 +50,7 @@ class Pair:
             options={"kv_port": 0, "node_id": "prefill"} | shared, prefill_tps=prefill_tps, **SMALL
         )
         assert prefill.kv_address is not None
-        peers = (f"127.0.0.1:{prefill.kv_address[1]}",)
+        peers = (PrefillPort(f"127.0.0.1:{prefill.kv_address[1]}"),)
         decode = await make_supervisor(options={"prefill_peers": peers, "node_id": "decode"} | shared, **SMALL)
         return cls(prefill, decode)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tandem.cluster.serving import any_host
 from tandem.config import Settings, parse_addresses
-from tandem.engines.base import EngineName, EngineOptions, LoadProgress
+from tandem.engines.base import EngineName, EngineOptions, LoadProgress, PrefillPort
 from tandem.engines.sim.profile import parse_sim_reference
 from tandem.errors import ConfigError, InstanceNotReadyError, InvalidRequestError, NotFoundError
 from tandem.kv.server import require_secret
@@ -141,7 +141,7 @@ class LocalInstances:
         Args:
             model: a local model, or a reference to the `sim` engine such as `sim:decode_tps=100`.
             instance_id: None makes one up.
-            options: fields of `EngineOptions` that differ from the settings.
+            options: fields of `EngineOptions` that differ from the settings; `prefill_peers` as addresses.
 
         Returns:
             The instance's id.
@@ -171,7 +171,6 @@ class LocalInstances:
             "context_length": settings.context_length,
             "dtype": settings.dtype,
             "sampling_defaults": defaults.model_dump(exclude_none=True) if defaults is not None else {},
-            "prefill_peers": parse_addresses(settings.prefill_peers.split(",")),
             "kv_codec": settings.kv_codec,
             "kv_host": settings.kv_host or self._kv_host,
             "kv_port": settings.kv_port,
@@ -179,7 +178,9 @@ class LocalInstances:
             "cluster_open": settings.cluster_open,
             "node_id": self._node_id,
         }
-        return EngineOptions(engine=engine, model_id=card.model_id, **values | more)
+        peers = more.pop("prefill_peers", parse_addresses(settings.prefill_peers.split(",")))
+        ports = tuple(PrefillPort(address) for address in peers)
+        return EngineOptions(engine=engine, model_id=card.model_id, prefill_peers=ports, **values | more)
 
     @property
     def _kv_host(self) -> str:
@@ -257,13 +258,13 @@ class LocalInstances:
             raise InvalidRequestError(f"prefill_peers: {error}", param="prefill_peers") from error
         return peers
 
-    def name_peers(self, instance_id: str, addresses: Iterable[str]) -> None:
+    def name_peers(self, instance_id: str, peers: tuple[PrefillPort, ...]) -> None:
         """Replace the KV ports that may prefill for an instance, from its next prompt on.
 
         Raises:
             NotFoundError, InvalidRequestError: see `check_peers`.
         """
         supervisor = self.get(instance_id).supervisor
-        peers = tuple(addresses)
         if supervisor.options.prefill_peers != peers:
-            supervisor.name_peers(self.check_peers(instance_id, peers))
+            self.check_peers(instance_id, (peer.address for peer in peers))
+            supervisor.name_peers(peers)

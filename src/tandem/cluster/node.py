@@ -277,7 +277,7 @@ class Node:
         Raises:
             NotFoundError: it does not run here.
         """
-        return self.local.get(instance_id).supervisor.options.prefill_peers
+        return tuple(peer.address for peer in self.local.get(instance_id).supervisor.options.prefill_peers)
 
     def name_peers(self, instance_id: str, addresses: Iterable[str]) -> tuple[str, ...]:
         """Replace the KV ports that may prefill for an instance, beside those that links lead to; see

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from tandem.cluster.instances import LocalInstances
 from tandem.config import Settings, parse_addresses
+from tandem.engines.base import PrefillPort
 from tandem.errors import TandemError
 from tandem.placement.links import prefill_peers
 from tandem.placement.world import World
@@ -21,7 +22,7 @@ class Peering:
         self._default = parse_addresses(settings.prefill_peers.split(","))
         self._local = local
         self._named: dict[str, tuple[str, ...]] = {}
-        self._refused: dict[str, tuple[str, ...]] = {}
+        self._refused: dict[str, tuple[PrefillPort, ...]] = {}
 
     def name(self, instance_id: str, addresses: Iterable[str]) -> None:
         """Use these instead of the settings' for one instance, beside those of links.
@@ -43,7 +44,7 @@ class Peering:
         for gone in self._named.keys() - there:
             del self._named[gone]
         for instance_id in there:
-            peers = tuple(dict.fromkeys((*self.named(instance_id), *prefill_peers(instance_id, world).addresses)))
+            peers = self._peers(instance_id, world)
             try:
                 self._local.name_peers(instance_id, peers)
             except TandemError as error:
@@ -51,3 +52,11 @@ class Peering:
                 if self._refused.get(instance_id) != peers:
                     logger.error("prefill peers of instance %s: %s", instance_id, error.message)
                 self._refused[instance_id] = peers
+
+    def _peers(self, instance_id: str, world: World) -> tuple[PrefillPort, ...]:
+        """Those that were named, which get no other weights, and those of links, which may allow them."""
+        allowed = dict.fromkeys(self.named(instance_id), False)
+        for peer in prefill_peers(instance_id, world).peers:
+            address = peer.addresses[0]
+            allowed[address] = allowed.get(address, False) or peer.allow_quantisation
+        return tuple(PrefillPort(address, allow) for address, allow in allowed.items())

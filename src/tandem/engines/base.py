@@ -39,6 +39,18 @@ class Output(NamedTuple):
     events: list[Event]
 
 
+class PrefillPort(msgspec.Struct, frozen=True):
+    """A KV port that may prefill for an instance.
+
+    Attributes:
+        address: `host:port`.
+        allow_quantisation: its model may have the same weights in another quantisation, as a link permits.
+    """
+
+    address: str
+    allow_quantisation: bool = False
+
+
 class EngineOptions(msgspec.Struct, frozen=True):
     """Everything an engine needs to know before it loads a model.
 
@@ -53,7 +65,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         sampling_defaults: the model card's values for unset sampling fields.
         profile: speeds and faults of the `sim` engine.
-        prefill_peers: `host:port` of KV ports that may prefill for this instance.
+        prefill_peers: KV ports that may prefill for this instance, each address once.
         kv_codec: how entries are sent to this instance: a codec's name, or `auto`.
         kv_host, kv_port: where this instance's own KV port listens; port -1 for none, 0 for a free one.
         cluster_secret: shared by all nodes; empty for none.
@@ -73,7 +85,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     dtype: str = "auto"
     sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
-    prefill_peers: tuple[str, ...] = ()
+    prefill_peers: tuple[PrefillPort, ...] = ()
     kv_codec: str = "raw"
     kv_host: str = "127.0.0.1"
     kv_port: int = -1
@@ -159,14 +171,14 @@ class Engine(ABC):
         """What other nodes need to have prompts prefilled here; None if this engine cannot do that."""
         return None
 
-    def name_peers(self, addresses: tuple[str, ...]) -> None:
-        """From now on these KV ports (`host:port`) may prefill for this instance.
+    def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
+        """From now on these KV ports may prefill for this instance.
 
         Raises:
             ConfigError: an address cannot be used.
             UnsupportedError: this engine cannot have prompts prefilled elsewhere.
         """
-        if addresses:
+        if peers:
             raise UnsupportedError("This engine cannot have prompts prefilled elsewhere. Remove its prefill peers.")
 
     @abstractmethod

@@ -23,6 +23,7 @@ class Outcome(NamedTuple):
         transferring: seconds beyond those two: transfer that computing did not hide, and round trips.
         seconds: in all.
         reused: over a connection that stood already.
+        mixed: the server's weights are the same in another quantisation, as the link permits.
     """
 
     complete: int
@@ -38,3 +39,4 @@ class Outcome(NamedTuple):
     transferring: float
     seconds: float
     reused: bool
+    mixed: bool

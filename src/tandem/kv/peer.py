@@ -48,7 +48,14 @@ class ClientOptions(msgspec.Struct, frozen=True):
 
 
 class Link:
-    """One open connection after its handshake."""
+    """One open connection after its handshake.
+
+    Attributes:
+        welcome: what the server said of itself.
+        name: of the server.
+        mixed: its weights are ours in another quantisation: all that the handshake lets differ.
+        requests: so far.
+    """
 
     def __init__(self, transport: Transport, hello: Hello, patience: Patience) -> None:
         self.transport = transport
@@ -56,6 +63,7 @@ class Link:
         self.writer = FrameWriter(transport)
         self.welcome: Welcome = greet_server(transport, self.reader, self.writer, hello, patience)
         self.name = transport.peer_name() or self.welcome.node
+        self.mixed = self.welcome.fingerprint != hello.fingerprint
         self.requests = 0
 
 

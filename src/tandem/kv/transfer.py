@@ -285,4 +285,5 @@ class Transfer:
             transferring=max(0.0, seconds - queued - computing),
             seconds=seconds,
             reused=reused,
+            mixed=link is not None and link.mixed,
         )

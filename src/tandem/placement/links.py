@@ -111,12 +111,18 @@ def _cache_fault(ids: str, one: RunnerFact, other: RunnerFact) -> LinkFault | No
 
 @dataclass(frozen=True, slots=True)
 class PrefillPeer:
-    """A runner that may prefill. `addresses`: `host:port` of its KV port, the one to try first in front."""
+    """A runner that may prefill.
+
+    Attributes:
+        addresses: `host:port` of its KV port, the one to try first in front.
+        allow_quantisation: a link permits that its weights are quantised differently.
+    """
 
     instance_id: str
     node_id: str
     runner_id: str
     addresses: tuple[str, ...]
+    allow_quantisation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +169,7 @@ def prefill_peers(instance_id: str, world: World) -> PrefillPeers:
             node, runner = place
             found = tuple(with_port(address, port) for address in addresses(node, me, me.links))
             if found:
-                peers.append(PrefillPeer(other, node.node_id, runner.runner_id, found))
+                peers.append(PrefillPeer(other, node.node_id, runner.runner_id, found, allowed[other]))
             else:
                 excluded[other] = "Its node has no address that this one can use."
     return PrefillPeers(tuple(peers), excluded)

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from tandem.engines.base import EngineOptions
+from tandem.engines.base import EngineOptions, PrefillPort
 from tandem.types import EngineLoad, Event, Failure, GenerationRequest, ModelInfo
 
 MAX_FRAME_BYTES = 256 << 20
@@ -40,7 +40,7 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
 class NamePeers(msgspec.Struct, frozen=True, tag="name_peers"):
     """From now on these KV ports may prefill for this instance."""
 
-    addresses: tuple[str, ...]
+    peers: tuple[PrefillPort, ...]
 
 
 class Stop(msgspec.Struct, frozen=True, tag="stop"):

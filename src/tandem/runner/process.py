@@ -17,7 +17,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from tandem.engines.base import Engine, EngineOptions, Output, Prepared
+from tandem.engines.base import Engine, EngineOptions, Output, PrefillPort, Prepared
 from tandem.engines.registry import build_engine
 from tandem.errors import TandemError
 from tandem.kv.server import PrefillServer, ServerOptions
@@ -151,7 +151,7 @@ class Runner:
         if isinstance(message, _Wake):
             return
         if isinstance(message, NamePeers):
-            self._name_peers(message.addresses)
+            self._name_peers(message.peers)
             return
         if isinstance(message, Cancel):
             # A request still being prepared is unknown to the engine; remember to drop it when it arrives.
@@ -168,11 +168,12 @@ class Runner:
         else:
             self._engine.submit(message)
 
-    def _name_peers(self, addresses: tuple[str, ...]) -> None:
+    def _name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
         try:
-            self._engine.name_peers(addresses)
+            self._engine.name_peers(peers)
         except TandemError as error:
-            logger.error("prefill peers %s are not used: %s", ", ".join(addresses), error.message)
+            addresses = ", ".join(peer.address for peer in peers)
+            logger.error("prefill peers %s are not used: %s", addresses, error.message)
 
     def _prepare(self, submit: Submit) -> None:
         try:

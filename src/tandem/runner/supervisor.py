@@ -18,7 +18,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from tandem.config import Settings
-from tandem.engines.base import EngineOptions, LoadProgress
+from tandem.engines.base import EngineOptions, LoadProgress, PrefillPort
 from tandem.errors import InstanceNotReadyError, QueueFullError, RunnerDiedError, TandemError
 from tandem.runner.launcher import RunnerProcess, launch
 from tandem.runner.messages import (
@@ -157,11 +157,11 @@ class Supervisor:
         self._on_change()
         return stream
 
-    def name_peers(self, addresses: tuple[str, ...]) -> None:
+    def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
         """Replace the KV ports that may prefill for this instance, in this runner and in those to come."""
-        self.options = msgspec.structs.replace(self.options, prefill_peers=addresses)
+        self.options = msgspec.structs.replace(self.options, prefill_peers=peers)
         if self._runner is not None:
-            self._runner.send(NamePeers(addresses))
+            self._runner.send(NamePeers(peers))
 
     def _not_ready(self) -> TandemError:
         name = self.options.model_id

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.helpers import error_of
+from tandem.types import Finished, GenerationRequest, HandoffStatistics, TokenPrompt
 
-from .nodes import Served
+from .nodes import Served, pair
 
 pytestmark = pytest.mark.anyio
 
@@ -22,6 +24,41 @@ async def pair_of_instances(left: Served, right: Served) -> tuple[str, str]:
     for instance_id in made:
         await left.ready(instance_id)
     return made[0], made[1]
+
+
+async def test_a_link_that_allows_another_quantisation_is_used(tmp_path: Path) -> None:
+    """As far as the KV handshake, on both nodes' runners; and not a moment longer than the link says so."""
+    async with pair(tmp_path, kv_port=0, automatic_links=False) as (left, right):
+        made = []
+        for served, quantisation in ((left, "8bit"), (right, "4bit")):
+            model = f"sim:model_id=mixed,quantisation={quantisation}"
+            placed = await left.place(model_id=model, node_ids=[served.node.node_id])
+            made.append(placed["instance_id"])
+        for instance_id in made:
+            await right.ready(instance_id)
+        body = {"prefill_instances": made[:1], "decode_instances": made[1:]}
+        refused = await left.http.post("/v1/instance-links", json=body)
+        assert "allow_quantisation" in error_of(refused)["message"]
+        allowed = await left.http.put("/v1/instance-links/l", json=body | {"allow_quantisation": True})
+        assert allowed.status_code == 200, allowed.text
+        await right.until(lambda: bool(right.node.prefill_peers(made[1])))
+        listed = (await right.http.get(f"/instance/{made[1]}/prefill_peers")).json()["prefill_peers"]
+        assert [peer.startswith("127.0.0.1:") for peer in listed] == [True]
+        assert (await handoff(right)).prefill == "remote"
+        # The same address without the link's permission.
+        await left.http.delete("/v1/instance-links/l")
+        await right.http.put(f"/instance/{made[1]}/prefill_peers", json={"prefill_peers": listed})
+        strict = await handoff(right)
+        assert (strict.prefill, "quantisation: 4bit here, 8bit there" in strict.reason) == ("local", True)
+
+
+async def handoff(served: Served) -> HandoffStatistics:
+    """Of a prompt that is long enough for a trial, answered by the node's own instance."""
+    [own] = [one.instance_id for one in served.node.local.instances()]
+    request = GenerationRequest(TokenPrompt(tuple(range(256)) * 2), max_tokens=2)
+    events = [event async for events in served.node.local.submit(own, request) for event in events]
+    assert isinstance(events[-1], Finished), events[-1]
+    return events[-1].statistics.handoff
 
 
 async def links(left: Served) -> list[dict[str, Any]]:

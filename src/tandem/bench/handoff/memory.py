@@ -44,7 +44,7 @@ async def measure_memory(plan: HandoffPlan, folder: Path, work: Path, say: Say) 
         )
         say("recording a prefill")
         nbytes: int = (await replay.ask({"record": tokens[:-1]}, RECORD_SECONDS))["bytes"]
-        peers = {"prefill_peers": [f"{HOST}:{replay.ready['port']}"]}
+        peers = {"prefill_peers": [{"address": f"{HOST}:{replay.ready['port']}"}]}
         decoder = await stack.enter_async_context(
             Child("the decode engine", "tandem.bench.handoff.decoder", engine | peers, work / "memory-decoder.log")
         )

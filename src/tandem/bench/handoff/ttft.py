@@ -100,7 +100,7 @@ async def measure_ttft(plan: HandoffPlan, folder: Path, work: Path, say: Say) ->
             "model_id": "bench",
             "path": str(folder),
             "prefill_chunk": plan.ttft_chunk,
-            "prefill_peers": [f"{HOST}:{link.ready['port']}"],
+            "prefill_peers": [{"address": f"{HOST}:{link.ready['port']}"}],
         }
         decoder = await stack.enter_async_context(
             Child("the decode engine", "tandem.bench.handoff.decoder", options, work / "decoder.log")

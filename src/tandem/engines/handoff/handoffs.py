@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from tandem.engines.base import EngineOptions, KvPlane
+from tandem.engines.base import EngineOptions, KvPlane, PrefillPort
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.handoff.remote import RemotePrefill, RemotePrefills
 from tandem.engines.handoff.sequence import RemoteSequence
@@ -75,12 +75,12 @@ class Handoffs(ABC, Generic[S]):
         """Whether any node was named that may prefill for this one."""
         return self._remotes is not None and self._remotes.any
 
-    def name_peers(self, addresses: tuple[str, ...]) -> None:
+    def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
         """Replace the nodes that may prefill for this one."""
         if self._remotes is not None:
-            self._remotes.name_peers(addresses)
-        elif addresses:
-            options = msgspec.structs.replace(self._options, prefill_peers=addresses)
+            self._remotes.name_peers(peers)
+        elif peers:
+            options = msgspec.structs.replace(self._options, prefill_peers=peers)
             plane = self.plane
             self._remotes = RemotePrefills(
                 options, plane.layout, plane.fingerprint, self._wake, checkpoint=self._checkpoint, land=self._land

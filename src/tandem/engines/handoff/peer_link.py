@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from tandem.engines.base import PrefillPort
 from tandem.errors import PrefillBusyError
 from tandem.kv.client import Handoff
 from tandem.kv.fingerprint import Fingerprint
@@ -28,7 +29,7 @@ class PeerLink:
         failure: why it failed the last time.
 
     Args:
-        address: `host:port` of its KV port.
+        port: its KV port.
         fingerprint: of the model that it must have.
         node: how this node presents itself, and its deadlines.
 
@@ -36,13 +37,16 @@ class PeerLink:
         ConfigError: the address is not loopback while there is no cluster secret.
     """
 
-    def __init__(self, address: str, fingerprint: Fingerprint, identity: Identity | None, node: ClientOptions) -> None:
-        host, _, port = address.rpartition(":")
-        self.address = address
+    def __init__(
+        self, port: PrefillPort, fingerprint: Fingerprint, identity: Identity | None, node: ClientOptions
+    ) -> None:
+        host, _, number = port.address.rpartition(":")
+        self.address = port.address
         self.handoff = Handoff(
-            (host.strip("[]"), int(port)),
+            (host.strip("[]"), int(number)),
             fingerprint,
             identity=identity,
+            allow_quantisation=port.allow_quantisation,
             options=node,
         )
         self.rates = RateTable()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tandem.engines.base import EngineOptions
+from tandem.engines.base import EngineOptions, PrefillPort
 from tandem.engines.handoff.codecs import codec_costs
 from tandem.engines.handoff.peer_link import PeerLink
 from tandem.errors import HandoffError
@@ -69,6 +69,11 @@ class RemotePrefill:
         self._transfer: Transfer | None = None
         self._ended: Outcome | None = None
         self._processed = self._reported = 0
+
+    @property
+    def mixed(self) -> bool:
+        """Whether weights of another quantisation computed some of what has arrived."""
+        return any(outcome.mixed for outcome in self.outcomes)
 
     @property
     def ended(self) -> bool:
@@ -158,19 +163,18 @@ class RemotePrefills:
         self._identity = identity_for(options.cluster_secret, options.node_id)
         self._codecs: tuple[CodecCost, ...] = codec_costs(options.kv_codec, layout)
         self._peers: list[PeerLink] = []
-        self._known: dict[str, PeerLink] = {}
+        self._known: dict[PrefillPort, PeerLink] = {}
         self.name_peers(options.prefill_peers)
 
-    def name_peers(self, addresses: Sequence[str]) -> None:
-        """From now on these KV ports may prefill for this instance. What was learnt of those that stay or come back is
-        kept.
+    def name_peers(self, peers: Sequence[PrefillPort]) -> None:
+        """From now on these KV ports may prefill for this instance. What was learnt of those that stay or come back as
+        they were is kept.
 
         Raises:
             ConfigError: an address is not loopback while there is no cluster secret.
         """
         links = {
-            address: self._known.pop(address) if address in self._known else self._link(address)
-            for address in dict.fromkeys(addresses)
+            port: self._known.pop(port) if port in self._known else self._link(port) for port in dict.fromkeys(peers)
         }
         for forgotten in list(self._known)[:-MOST_REMEMBERED]:
             self._known.pop(forgotten).handoff.close()
@@ -182,8 +186,8 @@ class RemotePrefills:
         """Whether there are any peers."""
         return bool(self._peers)
 
-    def _link(self, address: str) -> PeerLink:
-        return PeerLink(address, self._fingerprint, self._identity, self._node)
+    def _link(self, port: PrefillPort) -> PeerLink:
+        return PeerLink(port, self._fingerprint, self._identity, self._node)
 
     def consider(
         self, tokens: list[int], held: Any, start: int, here: Here, *, chunk: int

@@ -12,12 +12,14 @@ class RemoteSequence(Prepared):
 
     Attributes:
         remote: while another node processes the prompt.
+        mixed: entries of its cache were computed by weights of another quantisation.
     """
 
     def __init__(self, request_id: str, answer: Answer) -> None:
         self.request_id = request_id
         self.answer = answer
         self.remote: RemotePrefill | None = None
+        self.mixed = False
 
     @property
     def tokens(self) -> list[int]:
@@ -31,5 +33,9 @@ class RemoteSequence(Prepared):
 
     @property
     def keeps_prefix(self) -> bool:
-        """Whether the prefix cache takes part."""
-        return self.answer.request.use_prefix_cache
+        """Whether the prefix cache takes part.
+
+        It keeps what these weights computed and nothing else: its entries serve prompts after the link is gone, and
+        nodes whose own link allows no other weights.
+        """
+        return self.answer.request.use_prefix_cache and not self.mixed

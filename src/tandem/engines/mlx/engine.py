@@ -15,7 +15,7 @@ from collections.abc import Callable
 import mlx.core as mx
 
 from tandem.engines.answer import score_prompt
-from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, Prepared
+from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, PrefillPort, Prepared
 from tandem.engines.mlx.cache_kinds import is_batchable
 from tandem.engines.mlx.handoffs import MlxHandoffs
 from tandem.engines.mlx.load import LoadedModel, load
@@ -123,8 +123,8 @@ class MlxEngine(Engine):
     def kv_plane(self) -> KvPlane:
         return self._handoffs.plane
 
-    def name_peers(self, addresses: tuple[str, ...]) -> None:
-        self._handoffs.name_peers(addresses)
+    def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
+        self._handoffs.name_peers(peers)
 
     def load_now(self) -> EngineLoad:
         if not self._is_loaded:

@@ -109,6 +109,7 @@ class MlxHandoffs(Handoffs[Sequence]):
             sequence.remote = None
             cache, position = self._commit(remote, outcome.complete)
             sequence.answer.received(remote.outcomes, position - remote.start)
+            sequence.mixed = remote.mixed and position > remote.start
             # What is missing still is computed at home.
             sequence.may_hand_off = False
             sequence.prefill = Prefill(self._loaded.model, sequence.tokens, cache, position)

@@ -11,6 +11,7 @@ from tandem.engines.mlx.load import LoadedModel
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.models.fingerprint import layout_fields, tokenizer_hash
+from tandem.models.folder import read_json
 
 SAMPLE_BYTES = 1 << 16
 SAMPLE_EVERY = 1 << 24
@@ -24,7 +25,9 @@ def fingerprint_of(loaded: LoadedModel, layout: Layout, folder: Path) -> Fingerp
     """
     fields = layout_fields(folder)
     rope = {key: value for key, value in fields.items() if "rope" in key or "rotary" in key}
-    quantisation = loaded.config.get("quantization") or loaded.config.get("quantization_config")
+    # Of the files: a CPU widens the weights as it loads them, and they are what their files hold all the same.
+    stored = read_json(folder / "config.json")
+    quantisation = stored.get("quantization") or loaded.config.get("quantization") or stored.get("quantization_config")
     return Fingerprint.of(
         layout,
         architecture=loaded.architecture,

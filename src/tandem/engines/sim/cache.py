@@ -36,16 +36,17 @@ def layout_of(profile: SimProfile) -> Layout:
     return Layout((Layer("tokens", parts=parts),) * profile.layers)
 
 
-def fingerprint_of(model_id: str, layout: Layout) -> Fingerprint:
-    """Simulated models are the same if they have the same name and shape, whatever their speeds and answers."""
+def fingerprint_of(model_id: str, layout: Layout, quantisation: str = "") -> Fingerprint:
+    """Simulated models are the same if they have the same name, shape and quantisation, whatever their speeds and
+    answers."""
     name = model_id if len(model_id) <= LONGEST_NAME else _digest(model_id)
     return Fingerprint.of(
         layout,
         architecture="sim",
         tokenizer=_digest("".join(WORDS)),
         rope="",
-        quantisation="none",
-        weights=f"simulated {name}",
+        quantisation=quantisation or "none",
+        weights=f"simulated {name} {quantisation}".rstrip(),
     )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from tandem.engines.answer import Answer, score_prompt
-from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, Prepared
+from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, PrefillPort, Prepared
 from tandem.engines.sim.cache import chain, layout_of
 from tandem.engines.sim.device import Device
 from tandem.engines.sim.handoffs import SimHandoffs
@@ -120,8 +120,8 @@ class SimEngine(Engine):
     def kv_plane(self) -> KvPlane:
         return self._handoffs.plane
 
-    def name_peers(self, addresses: tuple[str, ...]) -> None:
-        self._handoffs.name_peers(addresses)
+    def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
+        self._handoffs.name_peers(peers)
 
     def load_now(self) -> EngineLoad:
         return EngineLoad(

@@ -43,6 +43,7 @@ class SimHandoffs(Handoffs[Sequence]):
         wake: Callable[[], None],
     ) -> None:
         self._cache = SyntheticCache(layout_of(profile))
+        self._quantisation = profile.quantisation
         desk = PrefillDesk(wake, device.seconds, limit=profile.peer_queue)
         self._sim_work = SimPeerWork(self._cache, prefix, desk, device)
         super().__init__(options, desk, self._sim_work, chunk=chunk, checkpoint=0, wake=wake)
@@ -54,7 +55,7 @@ class SimHandoffs(Handoffs[Sequence]):
     def plane(self) -> KvPlane:
         """For the KV port."""
         layout = self._cache.layout
-        return KvPlane(layout, fingerprint_of(self._options.model_id, layout), self.desk)
+        return KvPlane(layout, fingerprint_of(self._options.model_id, layout, self._quantisation), self.desk)
 
     def consider(self, sequence: Sequence, held: Prefix, queue: float) -> bool:
         """Begin a remote prefill if that is predicted to be sooner.
@@ -121,6 +122,7 @@ class SimHandoffs(Handoffs[Sequence]):
         self.receiving.remove(sequence)
         sequence.remote = None
         sequence.answer.received(remote.outcomes, received)
+        sequence.mixed = remote.mixed and received > 0
         if sequence.keeps_prefix:
             self._prefix.store(sequence.tokens[: sequence.position], tail=False)
         return True

@@ -26,6 +26,7 @@ class SimProfile(msgspec.Struct, frozen=True, omit_defaults=True):
         context_length: prompt plus answer.
         load_seconds: spent loading, over `layers` steps.
         layers, kv_heads, head_dim: shape of the simulated cache (float32).
+        quantisation: of the simulated weights; their answers are the same in all of them.
         prefix_hits: keep a prefix cache.
         prefix_entries: tokens that it holds.
         peer_queue: prompts of other nodes that may wait for their prefill.
@@ -44,6 +45,7 @@ class SimProfile(msgspec.Struct, frozen=True, omit_defaults=True):
     layers: int = 4
     kv_heads: int = 2
     head_dim: int = 64
+    quantisation: str = ""
     prefix_hits: bool = False
     prefix_entries: int = 1 << 17
     peer_queue: int = 8
@@ -69,6 +71,7 @@ class SimProfile(msgspec.Struct, frozen=True, omit_defaults=True):
             supports_tensor=False,
             tasks=("TextGeneration",),
             family="sim",
+            quantization=self.quantisation,
             capabilities=("text", "tools"),
             context_length=self.context_length,
         )
