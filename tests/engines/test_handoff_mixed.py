@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
-import mlx.nn as nn
 import pytest
-from mlx.utils import tree_flatten
-from mlx_lm.utils import load_model
 
 from tandem.engines.base import PrefillPort
 from tandem.kv.server import PrefillServer
@@ -31,24 +25,12 @@ def _remote_whenever_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.engines.handoff.remote.decide", always_remote)
 
 
-def quantised(source: Path, folder: Path) -> Path:
-    """The model in `source` with weights in 4 bits."""
-    shutil.copytree(source, folder)
-    model, config = load_model(folder)
-    nn.quantize(model, group_size=32, bits=4)
-    weights = dict(tree_flatten(model.parameters()))
-    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
-    config["quantization"] = {"group_size": 32, "bits": 4}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
 class Mixed:
     """A runner of whole weights that prefills, and one of the same in 4 bits that is told of it."""
 
     def __init__(self, folder: Path) -> None:
         whole = tiny.build("llama", folder / "whole", hidden_size=64)
-        small = quantised(whole, folder / "small")
+        small = tiny.quantise(whole, folder / "small")
         self.prefill, self.decode, self.alone = (
             make_engine(path, prefix_cache_bytes=64 << 20) for path in (whole, small, small)
         )

@@ -7,6 +7,7 @@ almost any fault.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten
-from mlx_lm.utils import _get_classes
+from mlx_lm.utils import _get_classes, load_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 VOCABULARY = 384
@@ -156,6 +157,29 @@ def build(kind: str, folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     weights = _random_weights(model, seed)
     mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
     write_tokenizer(folder)
+    return folder
+
+
+def quantise(source: Path, folder: Path) -> Path:
+    """Write the model in `source` with weights in 4 bits."""
+    shutil.copytree(source, folder)
+    model, config = load_model(folder)
+    nn.quantize(model, group_size=32, bits=4)
+    weights = dict(tree_flatten(model.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    config["quantization"] = {"group_size": 32, "bits": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def halve(source: Path, folder: Path) -> Path:
+    """Write the model in `source` with weights in 16 bits."""
+    shutil.copytree(source, folder)
+    weights = mx.load(str(folder / "model.safetensors"))
+    half = {name: value.astype(mx.bfloat16) for name, value in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), half, metadata={"format": "mlx"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"torch_dtype": "bfloat16"}))
     return folder
 
 

@@ -18,6 +18,7 @@ from tandem.placement.memory import (
     known_cache_elements,
     promised,
 )
+from tandem.placement.planner import Plan, Planner
 from tandem.types.description import EngineLoad
 from tandem.types.facts import Accelerator, Resources
 
@@ -55,11 +56,41 @@ def test_a_running_copy_knows_better_than_the_card() -> None:
     assert footprint(card(), "MlxMetal", 100, 2048).layer_cache * 32 == 4096 * 100
 
 
-def test_half_precision_weights_double_on_a_cpu() -> None:
-    model = card(quantization="bf16")
-    assert footprint(model, "MlxCpu", 0).weights == 2 * model.storage_size
-    assert footprint(model, "MlxMetal", 0).weights == model.storage_size
-    assert footprint(card(), "MlxCpu", 0).weights == card().storage_size
+@pytest.mark.parametrize(
+    ("quantisation", "free", "times"),
+    [
+        ("bf16", None, 2),
+        ("", None, 2),
+        ("float32", 1000 * GB, 1),
+        # Widened where the engine finds room for eight times as much in half of what is free.
+        ("4bit", 73 * GB, 8),
+        ("4bit", 71 * GB, 1),
+        ("4bit", None, 1),
+        ("8bit", 73 * GB, 4),
+        ("MXFP4-Q8", 73 * GB, 8),
+    ],
+)
+def test_a_cpu_computes_in_float32(quantisation: str, free: int | None, times: int) -> None:
+    model = card(quantization=quantisation)
+    assert footprint(model, "MlxCpu", 0, free=free).weights == times * model.storage_size
+    assert footprint(model, "MlxMetal", 0, free=free).weights == model.storage_size
+
+
+def test_the_demo_model_is_planned_at_its_size() -> None:
+    """The package's file becomes float32 as it is converted."""
+    demo = next(one for one in builtin_cards() if "demo" in one.aliases)
+    assert footprint(demo, "MlxCpu", 0).weights == demo.storage_size
+
+
+def test_a_cpu_is_planned_with_what_it_will_load() -> None:
+    roomy, tight = (node(0, free, backends=("MlxCpu",)) for free in (100, 60))
+    for facts, least, most in ((roomy, 8, 9.5), (tight, 1, 3)):
+        plan = Planner(card(), world(facts)).attempt("Pipeline", "MlxRing", 1)
+        assert isinstance(plan, Plan)
+        [need] = plan.needs
+        assert least * card().storage_size <= need <= most * card().storage_size
+        there = world(facts, instances=(instance("i", "n00"),))
+        assert promised(there) == {("n00", False): need}
 
 
 @pytest.mark.parametrize("model", builtin_cards(), ids=lambda model: model.model_id)
@@ -103,15 +134,23 @@ def test_what_loads_is_promised() -> None:
     """exo's fault: an instance that still loads had promised nothing."""
     free = Availability(world(node(0))).available(node(0), "MlxMetal")
     assert free is not None
-    for state, taken in (("loading", 6 * GB), ("restarting", 6 * GB), ("ready", 0), ("failed", 0), ("stopped", 0)):
-        facts = node(0, runners=(runner("i", state, promised=6 * GB, load=None),))
+    for state, taken in (("loading", 9 * GB), ("restarting", 9 * GB), ("ready", 0), ("failed", 0), ("stopped", 0)):
+        facts = node(0, runners=(runner("i", state, promised=9 * GB, load=None),))
         there = world(facts, instances=(instance("i", "n00"),))
         assert Availability(there).available(facts, "MlxMetal") == free - taken, state
 
 
+@pytest.mark.parametrize("state", ["starting", "loading", "warming", "restarting"])
+def test_a_loading_runner_is_promised_all_that_was_planned(state: str) -> None:
+    """Itself it tells its model's size alone, without cache and engine: what was decided would shrink as it starts."""
+    before = promised(world(node(0), instances=(instance("i", "n00"),)))
+    facts = node(0, runners=(runner("i", state, promised=card().storage_size, load=None),))
+    assert promised(world(facts, instances=(instance("i", "n00"),))) == before
+
+
 def test_what_a_runner_has_taken_is_not_counted_twice() -> None:
     for state in ("loading", "ready"):
-        facts = node(0, runners=(runner("i", state, promised=6 * GB, load=EngineLoad(active_memory=4 * GB)),))
+        facts = node(0, runners=(runner("i", state, promised=9 * GB, load=EngineLoad(active_memory=7 * GB)),))
         assert promised(world(facts, instances=(instance("i", "n00"),))) == {("n00", False): 2 * GB}
 
 

@@ -125,6 +125,7 @@ def card_from_config(model_id: str, config: dict[str, Any], size: int, chat_temp
     text = config | config.get("text_config", {})
     quantization = config.get("quantization") or config.get("quantization_config") or {}
     bits = quantization.get("bits")
+    wide = (text.get("dtype") or text.get("torch_dtype")) == "float32"
     capabilities: list[Capability] = ["text"]
     if "<think>" in chat_template or "enable_thinking" in chat_template or "<|channel|>" in chat_template:
         capabilities.append("thinking")
@@ -144,7 +145,7 @@ def card_from_config(model_id: str, config: dict[str, Any], size: int, chat_temp
         supports_tensor=model_type in SHARDABLE,
         num_key_value_heads=text.get("num_key_value_heads"),
         family=model_type,
-        quantization=f"{bits}bit" if bits else "",
+        quantization=f"{bits}bit" if bits else "float32" if wide else "",
         capabilities=tuple(capabilities),
         context_length=int(text.get("max_position_embeddings") or 0),
     )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tandem.models.cards import ModelCard
+from tandem.placement.weights import loaded_bits, loaded_size, stored_bits
 from tandem.placement.world import World, backend_of, card_of
 from tandem.types.facts import Backend, NodeFacts, Resources, RunnerFact
 from tandem.types.intents import InstanceIntent, Shard
@@ -93,15 +94,17 @@ class Footprint:
 
 
 def footprint(
-    card: ModelCard, backend: Backend | None, context_length: int, cache_elements: int | None = None
+    card: ModelCard,
+    backend: Backend | None,
+    context_length: int,
+    cache_elements: int | None = None,
+    free: int | None = None,
 ) -> Footprint:
     """What `card` takes with `backend`.
 
     Cache per token and layer: 2 (key and value) x heads x width of a head x bytes of an element (Kwon et al. 2023,
     "Efficient Memory Management for Large Language Model Serving with PagedAttention", section 1). Windows and layers
     without a cache are not known here and count as full attention.
-
-    Quantised weights count as stored: the CPU engine widens them only into memory that is free once it loads.
 
     Activations: 34 x tokens x hidden size at 2 bytes an element, of one layer at a time (Korthikanti et al. 2022,
     "Reducing Activation Recomputation in Large Transformer Models", section 4.1, without the attention matrix).
@@ -110,18 +113,20 @@ def footprint(
         backend: None for the simulated engine.
         context_length: tokens that the cache is planned for; 0 for a default.
         cache_elements: numbers per token over all layers, where a running copy of the model has told.
+        free: bytes that the node has free. A CPU widens quantised weights where it has room for that; None counts them
+            as they are stored, which is the least.
     """
     length = planned_context(card, context_length)
-    element = 4 if backend in ("MlxCpu", None) else 2
-    weights = card.storage_size
-    if backend == "MlxCpu" and is_half_precision(card):
-        weights *= 2  # the CPU engine computes these in float32
+    # MLX keeps float32 as it is, vLLM does not.
+    wide = backend in ("MlxCpu", None) or (backend != "Vllm" and stored_bits(card) == 32)
+    element = 4 if wide else 2
+    weights = loaded_size(card, backend, free)
     latent = LATENT_WIDTHS.get(card.family)
     if cache_elements is not None:
         layer_elements = _share(cache_elements, card.n_layers)
     else:
         layer_elements = latent if latent is not None else 2 * _head_width(card)
-    width = card.hidden_size * _bits_per_weight(card, backend) / 8
+    width = card.hidden_size * loaded_bits(card, backend, free) / 8
     least_table = min(int(SMALLEST_VOCABULARY * width), weights // 2)
     return Footprint(
         layers=card.n_layers,
@@ -137,21 +142,6 @@ def footprint(
 def planned_context(card: ModelCard, context_length: int) -> int:
     """Tokens that cache is planned for."""
     return context_length or min(card.context_length or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-
-
-def is_half_precision(card: ModelCard) -> bool:
-    """Whether the weights are, as far as the card tells, 16-bit numbers."""
-    return card.quantization.lower() in ("", "none", "bf16", "bfloat16", "f16", "fp16", "float16")
-
-
-def _bits_per_weight(card: ModelCard, backend: Backend | None) -> float:
-    name = card.quantization.lower()
-    if is_half_precision(card):
-        return 32 if backend == "MlxCpu" else 16
-    if "32" in name:
-        return 32
-    # Embeddings are often kept wider than the rest: `MXFP4-Q8` has them at 8 bits. Scales add half a bit.
-    return 4.5 if "4" in name and "8" not in name else 8.5
 
 
 def _head_width(card: ModelCard) -> int:
@@ -209,27 +199,32 @@ def free_memory(facts: NodeFacts, backend: Backend | None) -> int | None:
     return max(0, available - reserve)
 
 
-def outstanding(runner: RunnerFact) -> int:
+def outstanding(runner: RunnerFact, need: int = 0) -> int:
     """Bytes that a runner was promised and has not taken yet.
 
     What it has taken is missing from its node's free memory already. One that loads and does not tell counts in full.
+
+    Args:
+        need: what a loading runner's instance was planned to take; the runner tells its model's size alone.
     """
     if runner.state in ("failed", "stopped"):
         return 0
     taken = runner.load.active_memory if runner.load is not None else 0
     if runner.state == "ready" and taken == 0:
         return 0
-    return max(0, runner.promised - taken)
+    return max(0, max(runner.promised, need) - taken)
 
 
-def shard_need(instance: InstanceIntent, shard: Shard, backend: Backend | None) -> int:
-    """What one shard of an instance takes on its node."""
+def shard_need(instance: InstanceIntent, shard: Shard, facts: NodeFacts) -> int:
+    """What one shard of an instance takes on its node, which has not loaded it yet."""
     card = card_of(instance)
     if card is None:
         size = instance.card.get("storage_size")
         return size if isinstance(size, int) else 0
     length = instance.options.get("context_length")
-    needs = footprint(card, backend, length if isinstance(length, int) else 0)
+    backend = backend_of(instance.meta, facts)
+    free = facts.resources.memory_available if shard.world == 1 else None
+    needs = footprint(card, backend, length if isinstance(length, int) else 0, free=free)
     if instance.sharding == "Tensor":
         return needs.tensor(shard.world)
     return needs.pipeline(
@@ -270,12 +265,19 @@ def promised(world: World) -> dict[tuple[str, bool], int]:
         for pool in pools:
             found[facts.node_id, pool] = found.get((facts.node_id, pool), 0) + size
 
-    for facts in world.nodes.values():
-        for runner in facts.runners:
-            add(facts, world.instances.get(runner.instance_id), outstanding(runner))
+    needs: dict[tuple[str, str], int] = {}
     for instance in world.instances.values():
         for shard in instance.shards:
-            node = world.nodes.get(shard.node_id)
-            if node is not None and world.runner(shard) is None:
-                add(node, instance, shard_need(instance, shard, backend_of(instance.meta, node)))
+            node, runner = world.nodes.get(shard.node_id), world.runner(shard)
+            if node is None or (runner is not None and runner.state in ("ready", "failed", "stopped")):
+                continue
+            need = shard_need(instance, shard, node)
+            if runner is None:
+                add(node, instance, need)
+            else:
+                needs[node.node_id, runner.runner_id] = need
+    for facts in world.nodes.values():
+        for runner in facts.runners:
+            need = needs.get((facts.node_id, runner.runner_id), 0)
+            add(facts, world.instances.get(runner.instance_id), outstanding(runner, need))
     return found

@@ -93,11 +93,20 @@ class Planner:
         self._cache_elements = known_cache_elements(self.world, self.card.model_id)
 
     def footprint(self, backend: Backend | None) -> Footprint:
-        """What the model takes with an engine."""
+        """What the model takes with an engine, at least."""
         if backend not in self._footprints:
             length = self.constraints.context_length
             self._footprints[backend] = footprint(self.card, backend, length, self._cache_elements)
         return self._footprints[backend]
+
+    def footprint_on(self, member: Member) -> Footprint:
+        """What the whole model takes on one node, as the engine will load it there."""
+        least = self.footprint(member.backend)
+        if member.backend != "MlxCpu":
+            return least
+        free = member.facts.resources.memory_available
+        usual = footprint(self.card, member.backend, self.constraints.context_length, self._cache_elements, free)
+        return usual if usual.single <= member.available else least
 
     def backends(self, meta: InstanceMeta) -> tuple[Backend | None, ...]:
         """Engines that this kind of instance and this model have in common, best first."""
@@ -178,9 +187,9 @@ class Planner:
         )
 
     def _plan(self, group: Group, backend: Backend | None, sharding: Sharding, meta: InstanceMeta) -> Plan | None:
-        needs = self.footprint(backend)
         members = group.members
         size = len(members)
+        needs = self.footprint(backend) if size > 1 else self.footprint_on(members[0])
         if sharding == "Tensor":
             whole = ((0, self.card.n_layers),) * size
             return Plan(sharding, meta, members, whole, (needs.tensor(size),) * size)

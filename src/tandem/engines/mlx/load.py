@@ -19,6 +19,7 @@ from tandem.engines.base import EngineOptions, LoadProgress
 from tandem.engines.mlx.cache_kinds import leaves
 from tandem.engines.mlx.quantised import KvQuantisation, choose_quantisation
 from tandem.errors import CorruptModelError, ModelError, UnsupportedModelError
+from tandem.placement.weights import widens
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
 DEFAULT_CONTEXT_LENGTH = 8192
@@ -95,14 +96,13 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None]) -> Load
         raise CorruptModelError(f"The weights in {folder} do not fit its config.json: {text}") from error
     except RuntimeError as error:
         raise CorruptModelError(f"The weights in {folder} cannot be read: {error}") from error
-    weight_bytes = sum(int(array.nbytes) for _, array in tree_flatten(model.parameters()))
     bits = options.kv_bits
     return LoadedModel(
         model=model,
         config=config,
         dtype=dtype,
         context_length=_context_length(config, options),
-        weight_bytes=weight_bytes,
+        weight_bytes=_size_of(model),
         defaults=_generation_defaults(folder) | options.sampling_defaults,
         quantisation=choose_quantisation(model, options.model_id, bits) if bits else None,
     )
@@ -116,7 +116,7 @@ def _convert(model: nn.Module, config: dict[str, Any], options: EngineOptions) -
         if on_accelerator():
             return _dtype_of(model)
         wanted = "float32"
-        if quantised and not _fits_dequantised(model):
+        if quantised and not widens(_size_of(model), psutil.virtual_memory().available):
             # Slow, but it runs: the CPU has no fast quantised matrix product.
             return _dtype_of(model)
     if wanted not in DTYPES:
@@ -139,9 +139,8 @@ def _transpose_weights(model: nn.Module) -> None:
             layer.weight = mx.contiguous(layer.weight.T).T
 
 
-def _fits_dequantised(model: nn.Module) -> bool:
-    packed = sum(int(array.nbytes) for _, array in tree_flatten(model.parameters()))
-    return packed * 8 < psutil.virtual_memory().available * 0.5
+def _size_of(model: nn.Module) -> int:
+    return sum(int(array.nbytes) for _, array in tree_flatten(model.parameters()))
 
 
 def _dtype_of(model: nn.Module) -> mx.Dtype:
