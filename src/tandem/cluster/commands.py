@@ -7,6 +7,8 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 
+import msgspec
+
 from tandem.cluster.control import ControlPlane
 from tandem.errors import DeadlineError, InvalidRequestError, NotFoundError
 from tandem.models.cards import ModelCard, plain_card
@@ -28,17 +30,29 @@ class Commands:
     def __init__(self, control: ControlPlane, world: Callable[[], World]) -> None:
         self._control = control
         self._world = world
+        self._planning = asyncio.Lock()
 
-    async def place(self, request: PlacementRequest) -> InstanceIntent:
+    async def place(
+        self, request: PlacementRequest, *, instance_id: str | None = None, runner_id: str | None = None
+    ) -> InstanceIntent:
         """Plan an instance and have the cluster run it.
+
+        Args:
+            instance_id, runner_id: of the new instance and its runner; None makes them up.
 
         Raises:
             PlacementError: it does not fit the cluster as it is now (409).
             UnplaceableError: it cannot work whatever the state is (422).
+            InvalidRequestError: the instance's id is taken.
         """
-        intent = await asyncio.to_thread(
-            place, request, self._world(), str(uuid.uuid4()), launch=True, created=time.time()
-        )
+        name = instance_id or str(uuid.uuid4())
+        # One after another: each plan has to see what the one before has taken.
+        async with self._planning:
+            intent = await asyncio.to_thread(place, request, self._world(), name, launch=True, created=time.time())
+        if runner_id is not None:
+            [shard] = intent.shards
+            intent = msgspec.structs.replace(intent, shards=(msgspec.structs.replace(shard, runner_id=runner_id),))
+        # Known here before it waits for the disk, and so before the next plan begins.
         return await self.create(intent)
 
     async def create(self, intent: InstanceIntent) -> InstanceIntent:

@@ -191,6 +191,21 @@ async def test_what_the_node_pushes_is_told(tmp_path: Path) -> None:
     await gatherer.stop()
 
 
+async def test_memory_is_read_anew_when_a_runner_is_ready(tmp_path: Path) -> None:
+    """What it was promised is promised no more, and has to be missing from what is free."""
+    machine, heard = Machine(), Heard()
+    gatherer = await started(tmp_path, machine, heard)
+    gatherer.set_runners([RunnerFact("r", "i", "m", "loading")])
+    machine.system = machine.system._replace(memory_available=GIB)
+    gatherer.set_runners([RunnerFact("r", "i", "m", "ready")])
+    await heard.until(lambda facts: facts.resources.memory_available == GIB)
+    reads = machine.reads
+    gatherer.set_runners([RunnerFact("r", "i", "m", "ready", running=1)])
+    await heard.until(lambda facts: facts.runners[0].running == 1)
+    assert machine.reads == reads
+    await gatherer.stop()
+
+
 async def test_pushes_before_the_start_come_with_the_first_facts(tmp_path: Path) -> None:
     machine, heard = Machine(), Heard()
     gatherer = FactsGatherer(Settings(home=tmp_path, node_name="Blue"), "node", heard, sources=machine.sources())

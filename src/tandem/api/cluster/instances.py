@@ -8,7 +8,6 @@ import uuid
 from dataclasses import replace
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
@@ -85,10 +84,8 @@ async def _create(
         context_length=intent.options.get("context_length", 0),
         override_memory=override,
     )
-    plan = await asyncio.to_thread(place, wish, node.world(), intent.instance_id, launch=True, created=time.time())
-    [planned] = plan.shards
-    planned = msgspec.structs.replace(planned, runner_id=shard.runner_id)
-    return await node.commands.create(msgspec.structs.replace(plan, shards=(planned,))), known.card
+    created = await node.commands.place(wish, instance_id=intent.instance_id, runner_id=shard.runner_id)
+    return created, known.card
 
 
 async def _known(context: Context, intent: InstanceIntent, card: ModelCard, reference: str | None) -> Known:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -96,6 +97,7 @@ class FactsGatherer:
         self._read_disk = BlockingRead(lambda: read_disk(settings.home), READ_SECONDS)
         self._read_interfaces = BlockingRead(self._sources.interfaces, READ_SECONDS)
         self._tasks: list[asyncio.Task[Any]] = []
+        self._due = asyncio.Event()
 
     @property
     def current(self) -> NodeFacts | None:
@@ -136,8 +138,13 @@ class FactsGatherer:
         self._push(api_port=api_port, node_port=node_port)
 
     def set_runners(self, runners: Iterable[RunnerFact]) -> None:
-        """All runners, as they are now."""
-        self._push(runners=tuple(runners))
+        """All runners, as they are now. Memory is read anew when one has become ready: what it was promised until then
+        is taken now."""
+        before = {runner.runner_id for runner in self._facts.runners if runner.state == "ready"}
+        now = tuple(runners)
+        if any(runner.state == "ready" and runner.runner_id not in before for runner in now):
+            self._due.set()
+        self._push(runners=now)
 
     def set_downloads(self, downloads: Iterable[DownloadFact]) -> None:
         """All downloads, as they are now."""
@@ -177,7 +184,10 @@ class FactsGatherer:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(self._interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await self._due.wait()
+            self._due.clear()
             await self.look()
 
     async def _probe_engines(self) -> None:
