@@ -29,6 +29,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with Hub() as server:
         files = {"config.json": CONFIG, "model.safetensors": bytes(5000), "chat_template.jinja": b"{{ tools }}"}
         server.repositories["org/tiny"] = Repository(files)
+        server.repositories["org/other"] = Repository(files)
         server.repositories["org/odd"] = Repository({"model.safetensors": bytes(5000), "config.json": b"{}"})
         server.repositories["org/gguf"] = Repository({"model.gguf": bytes(10)})
         monkeypatch.setenv("HF_ENDPOINT", server.address)
@@ -94,6 +95,27 @@ async def test_a_card_is_known_on_every_node(left: Served, right: Served) -> Non
     assert {preview["model_id"] for preview in planned.json()["previews"]} == {"shared/card"}
     assert (await right.http.delete("/models/custom/Shared/Card")).status_code == 200
     await left.until(lambda: "shared/card" not in left.node.state.cards)
+
+
+async def test_cards_outlive_the_node_that_they_came_through(hub: Hub, tmp_path: Path) -> None:
+    """A node that only heard of a card still knows it when it starts alone; and of a removal, too."""
+    ports = [free_port("tcp"), free_port("tcp")]
+    asked = settings_for(tmp_path / "asked", *ports).model_copy(update={"offline": False})
+    heard = settings_for(tmp_path / "heard", *reversed(ports))
+    async with serving(asked) as left, serving(heard) as right:
+        for model_id in ("org/tiny", "org/other"):
+            assert (await left.http.post("/models/add", json={"model_id": model_id})).status_code == 200
+        await right.until(lambda: set(right.node.state.cards) == {"org/tiny", "org/other"})
+        assert (await left.http.delete("/models/custom/org/other")).status_code == 200
+        await right.until(lambda: set(right.node.state.cards) == {"org/tiny"})
+    async with serving(heard) as alone:
+        assert set(alone.node.state.cards) == {"org/tiny"}
+        card = (await alone.http.get("/state/customModelCards/org/tiny")).json()
+        assert (card["nLayers"], card["storageSize"]) == (3, {"inBytes": 5000})
+        listed = (await alone.http.get("/models")).json()["data"]
+        assert [(one["state"], one["is_custom"]) for one in listed if one["id"] == "org/tiny"] == [("known", True)]
+        planned = await alone.http.get("/instance/previews", params={"model_id": "org/tiny"})
+        assert planned.status_code == 200
 
 
 async def test_a_search_of_this_machine(left: Served) -> None:
