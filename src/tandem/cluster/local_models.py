@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tandem.cluster.threads import Check, in_thread
 from tandem.engines.sim.profile import is_sim_reference
 from tandem.errors import InstanceNotReadyError, NotFoundError
 from tandem.models.manifest import sendable
+from tandem.models.progress import Progress, ProgressCallback, ignore_progress
 from tandem.models.store import LocalModel, ModelStore, is_path
 
 
@@ -53,15 +54,27 @@ class LocalModels:
                     f"{reference} is being fetched or converted; it will answer when it is loaded.", retry_after=5.0
                 )
 
-    async def obtain(self, reference: str) -> LocalModel | str:
+    async def obtain(self, reference: str, report: ProgressCallback = ignore_progress) -> LocalModel | str:
         """Find (or fetch) the model that `reference` names, off the event loop. `sim` references stay as they are.
+        Cancelling ends a conversion at its next tensor.
+
+        Args:
+            report: called from the thread that does the work.
 
         Raises:
             NotFoundError, ModelError: there is no such model, or it could not be fetched or converted.
         """
         if is_sim_reference(reference):
             return reference
-        return await asyncio.to_thread(self._store.obtain, reference)
+
+        def work(check: Check) -> LocalModel:
+            def step(progress: Progress) -> None:
+                check()
+                report(progress)
+
+            return self._store.obtain(reference, step)
+
+        return await in_thread(work)
 
     def file_of(self, model_id: str, path: str) -> Path:
         """One file of a complete model on this machine, for another node. Reads the disks.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from filelock import FileLock, Timeout
 from tandem.cluster.local_models import LocalModels
 from tandem.cluster.nodeport.client import NodeClient
 from tandem.cluster.state import ClusterState
+from tandem.cluster.threads import in_thread
 from tandem.cluster.ways import ways_to
 from tandem.errors import CorruptModelError, InvalidRequestError, NodeLostError, NotFoundError
 from tandem.models.arriving import ArrivingFile, finish, prepare
@@ -120,13 +122,13 @@ class Neighbours:
         asked = asyncio.create_task(self._ask(node_id, DIGEST, deadline, model_id=model_id, path=file.path))
         try:
             if (staging / file.path).is_file():
-                digest = await asyncio.to_thread(sha256_of, staging / file.path)
+                digest = await in_thread(partial(sha256_of, staging / file.path))
                 if digest.hexdigest() == await asked:
                     return
                 (staging / file.path).unlink()
                 count(-file.size)
             for _ in range(ATTEMPTS):
-                arriving = await asyncio.to_thread(ArrivingFile, staging, file)
+                arriving = await in_thread(partial(ArrivingFile, staging, file))
                 try:
                     await self._append(node_id, model_id, file, arriving, count)
                     whole = await asyncio.to_thread(arriving.keep_if, str(await asked))

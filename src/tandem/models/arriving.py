@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from tandem.models.atomic import publish
@@ -19,11 +20,14 @@ PARTIAL_SUFFIX = ".part"
 class ArrivingFile:
     """One file, open for appending to what is there. Blocks; one thread at a time writes.
 
+    Args:
+        check: called while what is there is read; what it raises ends that.
+
     Raises:
         OSError: the disk says no.
     """
 
-    def __init__(self, staging: Path, file: ModelFile) -> None:
+    def __init__(self, staging: Path, file: ModelFile, check: Callable[[], None] = lambda: None) -> None:
         self.wanted = file.size
         self.final = staging / file.path
         self.partial = partial_of(staging, file)
@@ -35,7 +39,7 @@ class ArrivingFile:
         try:
             if self._file.tell() > file.size:
                 self._file.truncate(0)
-            self._digest = sha256_of(self.partial)
+            self._digest = sha256_of(self.partial, check)
             self.size = self.partial.stat().st_size
         except BaseException:
             self._file.close()

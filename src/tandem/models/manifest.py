@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -98,10 +99,15 @@ class Digests:
             return known[1]
 
 
-def sha256_of(path: Path) -> hashlib._Hash:
-    """The hash of a file's content, to be gone on with."""
+def sha256_of(path: Path, check: Callable[[], None] = lambda: None) -> hashlib._Hash:
+    """The hash of a file's content, to be gone on with.
+
+    Args:
+        check: called for every few megabytes; what it raises ends the work.
+    """
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
+            check()
             digest.update(chunk)
     return digest
