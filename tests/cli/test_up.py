@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from tandem.cluster.bus.config import free_port
+from tests.cluster.small_models import write_model
+
 from .conftest import TANDEM, Run, Up, environment
 
 StartUp = Callable[..., Up]
@@ -122,6 +125,21 @@ def test_an_unknown_model_says_so(up: StartUp) -> None:
     server = up("nothing-of-this-name")
     assert server.event("error")["code"] == "not_found"
     assert server.wait() == 1
+
+
+def test_a_model_comes_from_a_neighbour_before_the_hub(up: StartUp, home: Path, tmp_path: Path) -> None:
+    """That it cannot be computed is found out when it is here."""
+    files = write_model(home / "models" / "org--small", 6 << 20)
+    port = str(free_port("tcp"))
+    up("--no-models", TANDEM_CLUSTER_PORT=port).ready()
+    needy = tmp_path / "needy"
+    server = up("org/small", TANDEM_HOME=str(needy), TANDEM_CLUSTER_PEERS=f"127.0.0.1:{port}", TANDEM_OFFLINE="true")
+    step = server.event("progress")
+    assert (step["model"], step["phase"]) == ("org/small", "download")
+    assert "offline" not in server.event("error")["message"].lower()
+    assert server.wait() == 1
+    for name, content in files.items():
+        assert (needy / "models" / "org--small" / name).read_bytes() == content
 
 
 def test_one_server_per_data_folder(up: StartUp, tandem: Run, home: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tandem.cluster import downloads
 from tandem.cluster.bus.config import free_port
 from tandem.cluster.node import Node
 from tandem.config import Settings
@@ -26,6 +27,7 @@ from tandem.errors import (
 from tandem.models import packaged
 from tandem.models.arriving import ArrivingFile
 from tandem.models.manifest import Manifest, ModelFile, manifest_of
+from tandem.models.progress import Progress
 from tandem.models.store import DOWNLOADS, LocalModel, ModelStore
 from tandem.types.facts import DownloadFact
 from tests.cluster.small_models import WEIGHTS, write_model
@@ -260,6 +262,37 @@ async def test_an_instance_gets_its_model_from_the_other_node(pair: Pair, hub: H
     assert all(isinstance(model, LocalModel) and model.path == pair.arrived for model in both)
     assert hub.requests == []
     pair.check()
+
+
+async def test_a_node_that_has_just_started_waits_for_its_cluster(tmp_path: Path, hub: Hub) -> None:
+    """Before it asks the hub, which has the model, too."""
+    pair = Pair(tmp_path)
+    hub.repositories[MODEL] = Repository({**pair.files, "config.json": pair.files["config.json"] + b" "})
+    await pair.first.start()
+    try:
+        await pair.is_fact(pair.first, pair.first, "completed")
+        await pair.second.start()
+        steps: list[Progress] = []
+        model = await pair.second.downloads.obtain(MODEL, steps.append)
+        assert isinstance(model, LocalModel)
+        assert hub.requests == []
+        pair.check()
+        assert steps[-1].done == steps[-1].total > 6 << 20
+    finally:
+        await pair.second.stop()
+        await pair.first.stop()
+
+
+async def test_a_node_without_a_cluster_asks_the_hub_after_a_while(tmp_path: Path, hub: Hub) -> None:
+    hub.repositories["org/other"] = Repository(write_model(tmp_path / "files"))
+    for peers, least in (("", 0.0), (f"127.0.0.1:{free_port('tcp')}", downloads.FORMING_SECONDS - 1.0)):
+        node = Node(Settings(home=tmp_path / f"home{least}", cluster_peers=peers))
+        await node.start()
+        began = time.monotonic()
+        model = await node.downloads.obtain("org/other")
+        assert isinstance(model, LocalModel)
+        assert time.monotonic() - began >= least
+        await node.stop()
 
 
 async def test_a_cancelled_download_is_its_instances_error(pair: Pair, slow_disk: threading.Event) -> None:

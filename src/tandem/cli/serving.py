@@ -14,14 +14,16 @@ from typing import Any
 from tandem.api.server import HttpServer, serve
 from tandem.cli.announce import Announcer, EventAnnouncer, HumanAnnouncer
 from tandem.cli.failure import INTERRUPTED
-from tandem.cli.loading import obtain, show_loading
+from tandem.cli.loading import show_loading
 from tandem.cli.membership import membership
 from tandem.cli.output import note
-from tandem.cli.progress import progress_view
+from tandem.cli.progress import View, callback_for, progress_view
 from tandem.cluster.identity import HomeLock
 from tandem.cluster.node import Node
 from tandem.config import Settings
+from tandem.engines.sim.profile import is_sim_reference, parse_sim_reference
 from tandem.errors import ConfigError, TandemError
+from tandem.models.store import LocalModel
 
 
 def serve_forever(settings: Settings, references: Sequence[str], *, events: bool, verbose: bool) -> None:
@@ -131,13 +133,14 @@ class _Serving:
     async def _load(self, node: Node) -> None:
         with progress_view(events=self._events) as view:
             with node.models.expecting(self._references):
-                # A thread that converts cannot be cancelled from outside; it asks at every step.
-                models = [
-                    await asyncio.to_thread(obtain, node.store, reference, view, self._stop.is_set)
-                    for reference in self._references
-                ]
+                models = [await self._obtain(node, reference, view) for reference in self._references]
                 instances = await node.run_here(models)
             await show_loading(node, instances, view)
+
+    async def _obtain(self, node: Node, reference: str, view: View) -> LocalModel | str:
+        if is_sim_reference(reference):
+            parse_sim_reference(reference)
+        return await node.downloads.obtain(reference, callback_for(view, reference))
 
 
 def _set_log_level(level: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tandem.errors import TandemError
@@ -28,6 +29,7 @@ class DownloadJob:
         done, total: bytes.
         speed: bytes per second.
         work: a thread that fetches it from the hub; it may outlast the task.
+        watchers: told of the bytes that are here, and all.
     """
 
     reference: str
@@ -43,6 +45,7 @@ class DownloadJob:
     begun: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     work: asyncio.Future[LocalModel] | None = None
+    watchers: list[Callable[[int, int], None]] = field(default_factory=list)
     _since: tuple[float, int] | None = None
 
     @property
@@ -55,6 +58,8 @@ class DownloadJob:
         now = time.monotonic()
         self.done, self.total = done, total
         self.begun.set()
+        for watcher in self.watchers:
+            watcher(done, total)
         if self._since is None:
             self._since = now, done
         elif now - self._since[0] >= SPEED_SECONDS:

@@ -31,6 +31,7 @@ from tandem.errors import (
     StorageError,
     TandemError,
 )
+from tandem.models.progress import Progress, ProgressCallback, ignore_progress
 from tandem.models.store import LocalModel, ModelStore, is_path
 from tandem.types.facts import DownloadFact
 
@@ -44,6 +45,9 @@ DELETE_SECONDS = 30.0
 COMMAND_SECONDS = 70.0
 """For another node's answer: longer than what it may take there."""
 TELL_SECONDS = 0.25
+FORMING_SECONDS = 3.0
+"""A node that has just started waits so long for one that has a model before it asks the hub: clusters form within two
+seconds, and what a cluster has does not come over the internet again."""
 logger = logging.getLogger("tandem.cluster")
 
 
@@ -68,6 +72,7 @@ class Downloads:
         self._disk = DiskModels(store, self._tell)
         self._fetcher = Fetcher(store, self._neighbours, self._soon.request)
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._formed_at = 0.0
         self.handlers: dict[str, Handler] = {
             START: lambda arguments: self._answer(self._start(text_of(arguments, "model_id"))),
             CANCEL: lambda arguments: self._answer(self._cancel(text_of(arguments, "model_id"))),
@@ -77,7 +82,10 @@ class Downloads:
         }
 
     def begin(self) -> None:
-        """Look at the disks, and keep looking for changes."""
+        """Look at the disks, and keep looking for changes. The node begins to find others now."""
+        settings = self._store.settings
+        if settings.cluster_discovery or settings.cluster_peers:
+            self._formed_at = asyncio.get_running_loop().time() + FORMING_SECONDS
         self._disk.start()
 
     async def stop(self) -> None:
@@ -194,8 +202,11 @@ class Downloads:
 
     # ------------------------------------------------------------------------------------------------------ for itself
 
-    async def obtain(self, reference: str) -> LocalModel | str:
+    async def obtain(self, reference: str, report: ProgressCallback = ignore_progress) -> LocalModel | str:
         """A model for this machine: from its disks, else from a node that has it, else from the hub.
+
+        Args:
+            report: told how far it is, in any thread.
 
         Raises:
             NotFoundError, ModelError: there is no such model, or it could not be had.
@@ -203,22 +214,27 @@ class Downloads:
         if is_sim_reference(reference):
             return reference
         if not is_path(reference) and await asyncio.to_thread(self._store.find, reference) is None:
-            await self._arrival(reference)
-        model = await self._models.obtain(reference)
+            await self._arrival(reference, report)
+        model = await self._models.obtain(reference, report)
         if isinstance(model, LocalModel) and model.model_id.casefold() not in self._disk.facts:
             await self._disk.rescan()
         return model
 
-    async def _arrival(self, reference: str) -> None:
+    async def _arrival(self, reference: str, report: ProgressCallback) -> None:
+        def step(done: int, total: int) -> None:
+            report(Progress("download", done, total, "bytes"))
+
         job = self._job(reference)
         if job is None or not job.running:
             job = self._begin(reference)
         assert job.task is not None
         job.waiters += 1
+        job.watchers.append(step)
         try:
             await asyncio.wait({job.task})
         finally:
             job.waiters -= 1
+            job.watchers.remove(step)
             if not job.waiters and not job.asked:
                 job.task.cancel()
         if job.state == "cancelled":
@@ -260,6 +276,7 @@ class Downloads:
 
     async def _run(self, job: DownloadJob) -> None:
         try:
+            await self._formed(job)
             async with self._slots:
                 job.state = "ongoing"
                 await self._fetcher.fetch(job)
@@ -277,6 +294,13 @@ class Downloads:
             self._jobs.pop(job.model_id.casefold(), None)
         finally:
             self._tell()
+
+    async def _formed(self, job: DownloadJob) -> None:
+        """Wait until a node has the model, or the cluster has had the time to form."""
+        with contextlib.suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout_at(self._formed_at), self._control.log.subscribe() as events:
+                while not self._neighbours.having(job.names):
+                    await anext(events)
 
     # ----------------------------------------------------------------------------------------------------------- facts
 
