@@ -81,6 +81,23 @@ def test_running_answers_may_finish(up: StartUp) -> None:
     assert server.wait() == 0
 
 
+def test_answers_for_other_nodes_may_finish_too(up: StartUp, tmp_path: Path) -> None:
+    port = str(free_port("tcp"))
+    server = up("sim:decode_tps=50,answer_tokens=100", TANDEM_CLUSTER_PORT=port)
+    server.ready()
+    asked = up("--no-models", TANDEM_HOME=str(tmp_path / "asked"), TANDEM_CLUSTER_PEERS=f"127.0.0.1:{port}")
+    url = asked.ready()["url"]
+    assert request(url, "GET", "/instance/await?model_id=sim").read()
+    stream = begin_stream(url)
+    server.signal(signal.SIGTERM)
+    assert server.event("stopping")["running"] == 1
+    rest = stream.read()
+    assert b'"finish_reason":"stop"' in rest or b'"finish_reason":"length"' in rest
+    assert rest.endswith(b"data: [DONE]\n\n")
+    assert server.wait() == 0
+    assert server.runners_left() == []
+
+
 def test_answers_that_take_too_long_end_in_an_error_event(up: StartUp) -> None:
     server = up("sim:decode_tps=10,answer_tokens=10000", TANDEM_STOP_DEADLINE="0.3")
     stream = begin_stream(server.ready()["url"])

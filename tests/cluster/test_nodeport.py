@@ -27,6 +27,7 @@ from tandem.errors import (
     NotFoundError,
     RunnerDiedError,
     TandemError,
+    UnavailableError,
     WireError,
 )
 from tandem.kv.tls import Authority
@@ -178,6 +179,34 @@ async def test_a_runner_that_dies_is_that_streams_error(served: Served, client: 
     assert pid is not None
     with pytest.raises(RunnerDiedError):
         await at_text(stream, lambda: os.kill(pid, signal.SIGKILL))
+
+
+async def test_answers_finish_before_the_node_stops(served: Served, client: NodeClient) -> None:
+    instance = await launch(served, "sim:decode_tps=20,answer_tokens=20")
+    events: list[Any] = []
+    async with asyncio.timeout(DEADLINE):
+        stream = client.generate("server", address(served), instance, HELLO)
+        events += await anext(stream)
+        assert served.port.answering == 1
+        finishing = asyncio.create_task(served.port.finish(DEADLINE))
+        await asyncio.sleep(0)
+        with pytest.raises(UnavailableError, match="is stopping") as refused:
+            await collect(client.generate("server", address(served), instance, HELLO))
+        assert refused.value.retry_after
+        assert await client.command("server", address(served), "echo", {"x": 1}, deadline=DEADLINE) == {"x": 1}
+        events += await collect(stream)
+        await finishing
+    assert isinstance(events[-1], Finished)
+    assert served.port.answering == 0
+
+
+async def test_answers_that_take_too_long_end_in_an_error(served: Served, client: NodeClient) -> None:
+    instance = await launch(served, "sim:decode_tps=20,answer_tokens=100000")
+    stream = client.generate("server", address(served), instance, ENDLESS)
+    await anext(stream)
+    await served.port.finish(0.1)
+    with pytest.raises(UnavailableError, match="is stopping"):
+        await collect(stream)
 
 
 @pytest.mark.parametrize("how", ["connections are cut", "membership says so"])

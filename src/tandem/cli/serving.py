@@ -94,9 +94,12 @@ class _Serving:
             raise
         finally:
             deadline = self._settings.stop_deadline
-            self._announcer.stopping(len(server.context.running) if server is not None else 0, deadline)
+            own = len(server.context.running) if server is not None else 0
+            self._announcer.stopping(own + node.answering, deadline)
+            finishing = [node.finish(deadline)]
             if server is not None:
-                await server.stop(deadline)
+                finishing.append(server.stop(deadline))
+            await asyncio.gather(*finishing)
             await node.stop()
             self._announcer.stopped()
 

@@ -146,6 +146,19 @@ class Node:
         async with running:
             await self.run_here([])
 
+    @property
+    def answering(self) -> int:
+        """Answers for other nodes that are under way here."""
+        return self._port.answering if self._running is not None else 0
+
+    async def finish(self, deadline: float) -> None:
+        """Send other nodes' requests elsewhere, and let what is under way for them take `deadline` seconds more. `stop`
+        itself waits for nobody."""
+        if self._running is not None:
+            self._reconciler.leaving = True
+            self._tell()
+            await self._port.finish(deadline)
+
     def serves_at(self, api_port: int) -> None:
         """The HTTP surface listens at this port."""
         self.control.facts.set_ports(api_port=api_port, node_port=self._port.port)

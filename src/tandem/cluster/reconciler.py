@@ -8,6 +8,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from tandem.cluster.instances import InstanceStatus, LocalInstances
 from tandem.cluster.local_models import reference_to
 from tandem.cluster.tasks import background
@@ -43,6 +45,9 @@ class Reconciler:
     Args:
         obtain: finds or fetches a model by its reference.
         changed: called when `runner_facts` may say something new.
+
+    Attributes:
+        leaving: the node is about to stop, and its runners are to get no more requests.
     """
 
     def __init__(
@@ -60,6 +65,7 @@ class Reconciler:
         self._going: dict[str, asyncio.Task[None]] = {}
         self._shards: dict[str, Shard] = {}
         self._applied: dict[str, InstanceIntent] = {}
+        self.leaving = False
 
     def apply(self, instances: Iterable[InstanceIntent]) -> None:
         """Begin to run what is wanted here and does not run, and to stop the rest. Returns at once."""
@@ -151,7 +157,9 @@ class Reconciler:
             for status in self._local.instances()
             if status.instance_id in self._shards
         ]
-        return [*coming, *running]
+        if not self.leaving:
+            return [*coming, *running]
+        return [replace(fact, state="stopped", error="its node is stopping") for fact in (*coming, *running)]
 
 
 def _content(intent: InstanceIntent) -> tuple[object, ...]:

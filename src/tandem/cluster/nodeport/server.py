@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
@@ -32,6 +33,7 @@ from tandem.errors import (
     PayloadTooLargeError,
     QueueFullError,
     TandemError,
+    UnavailableError,
 )
 from tandem.runner.stream import Stream
 from tandem.types import Failure, GenerationRequest
@@ -81,6 +83,9 @@ class NodePort:
         self._files = files
         self._commands = commands
         self._probed = False
+        self._answers: set[Stream] = set()
+        self._finishing = False
+        self._finished = asyncio.Event()
         routes = [
             Route("/identity", self._identity),
             Route("/generate", self._generate, methods=["POST"]),
@@ -106,6 +111,26 @@ class NodePort:
         """
         await self._server.start()
 
+    @property
+    def answering(self) -> int:
+        """Answers for other nodes that are under way."""
+        return len(self._answers)
+
+    async def finish(self, deadline: float) -> None:
+        """Begin no more answers, let those that are under way finish, and end those that have not after `deadline`
+        seconds with an error. Everything else is done as before."""
+        self._finishing = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline):
+                while self._answers:
+                    self._finished.clear()
+                    await self._finished.wait()
+        for stream in list(self._answers):
+            stream.fail(self._stopping())
+
+    def _stopping(self) -> UnavailableError:
+        return UnavailableError(f"Node {self._node_id} is stopping. Send the request again.", retry_after=1.0)
+
     async def stop(self) -> None:
         """Close every connection."""
         await self._server.stop(0.0)
@@ -115,12 +140,36 @@ class NodePort:
 
     async def _generate(self, request: Request) -> Response:
         message = _decode(generate_decoder, await _body(request))
+        if self._finishing:
+            raise self._stopping()
         try:
             stream = self._instances.submit(message.instance_id, message.request)
         except NotFoundError as error:
             # It was here a moment ago. Whoever asks should look for another one, not tell a client that there is none.
             raise InstanceNotReadyError(error.message, retry_after=1.0) from error
-        return StreamingResponse(_frames(stream), media_type=MEDIA_TYPE)
+        return StreamingResponse(self._frames(stream), media_type=MEDIA_TYPE)
+
+    async def _frames(self, stream: Stream) -> AsyncIterator[bytes]:
+        """A stream as frames, with a sign of life whenever it is silent."""
+        self._answers.add(stream)
+        try:
+            while True:
+                try:
+                    # Waiting for a stream can be given up and taken up again: nothing is lost.
+                    async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+                        events = await anext(stream, None)
+                except TimeoutError:
+                    yield frame([])
+                    continue
+                if events is None:
+                    return
+                yield frame(events)
+        except TandemError as error:
+            yield frame([Failure.of(error)])
+        finally:
+            self._answers.discard(stream)
+            self._finished.set()
+            await stream.aclose()
 
     async def _command(self, request: Request) -> Response:
         message = _decode(command_decoder, await _body(request))
@@ -150,26 +199,6 @@ class NodePort:
     async def _file(self, request: Request) -> Response:
         model_id, path = request.path_params["model_id"], request.path_params["path"]
         return FileResponse(await asyncio.to_thread(self._files.file_of, model_id, path), media_type=MEDIA_TYPE)
-
-
-async def _frames(stream: Stream) -> AsyncIterator[bytes]:
-    """A stream as frames, with a sign of life whenever it is silent."""
-    try:
-        while True:
-            try:
-                # Waiting for a stream can be given up and taken up again: nothing is lost.
-                async with asyncio.timeout(KEEP_ALIVE_SECONDS):
-                    events = await anext(stream, None)
-            except TimeoutError:
-                yield frame([])
-                continue
-            if events is None:
-                return
-            yield frame(events)
-    except TandemError as error:
-        yield frame([Failure.of(error)])
-    finally:
-        await stream.aclose()
 
 
 async def _body(request: Request) -> bytes:
