@@ -129,6 +129,17 @@ def test_ctrl_c_in_a_terminal_reaches_the_whole_group(keeping: Keeping) -> None:
     assert psutil.wait_procs(started, timeout=10)[1] == []
 
 
+def test_its_nodes_end_when_it_is_killed(keeping: Keeping) -> None:
+    started = keeping.until("Ctrl-C ends them")
+    assert len(started) >= 4
+    keeping.process.kill()
+    keeping.process.wait(30)
+    left = psutil.wait_procs(started, timeout=20)[1]
+    for one in left:
+        one.kill()
+    assert left == []
+
+
 def test_a_node_that_cannot_start_says_why(tandem: Run, temporary: Path) -> None:
     done = tandem("demo", "--model", "sim:max_restarts=nothing", TMPDIR=str(temporary))
     assert done.returncode == 1

@@ -70,6 +70,23 @@ def test_a_signal_ends_it_in_order(up: StartUp, number: signal.Signals) -> None:
     assert server.errors() == ""
 
 
+def test_the_end_of_its_standard_input_ends_it_in_order(home: Path) -> None:
+    command = [*TANDEM, "up", "sim", "--json", "--port", "0", "--until-eof"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment(home), text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("nothing that matters\n")
+        process.stdin.flush()
+        events = []
+        for line in process.stdout:
+            events.append(json.loads(line)["event"])
+            if events[-1] == "ready":
+                process.stdin.close()
+        assert process.wait(60) == 0
+    assert events[-2:] == ["stopping", "stopped"]
+
+
 def test_running_answers_may_finish(up: StartUp) -> None:
     server = up("sim:decode_tps=50,answer_tokens=60")
     stream = begin_stream(server.ready()["url"])

@@ -65,9 +65,10 @@ class DemoNode:
             # In a session of its own, so that every signal it gets is one that we sent: Ctrl-C in a terminal reaches
             # the demonstration alone, which stops its nodes in order.
             self.process = subprocess.Popen(
-                [*command, "--name", name, "--json"],
+                [*command, "--name", name, "--json", "--until-eof"],
                 env=environment | {"TANDEM_HOME": str(folder / name), "TANDEM_STOP_DEADLINE": str(STOP_SECONDS / 2)},
-                stdin=subprocess.DEVNULL,
+                # Its end closes with this process, even if that is killed: then the node ends by itself.
+                stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
@@ -103,6 +104,8 @@ class DemoNode:
             # Runners end by themselves when the socket to their node closes.
             self.process.kill()
             self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
 
 
 News: TypeAlias = tuple[DemoNode, dict[str, Any] | None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from tandem.api.server import HttpServer, serve
@@ -26,13 +28,16 @@ from tandem.errors import ConfigError, TandemError
 from tandem.models.store import LocalModel
 
 
-def serve_forever(settings: Settings, references: Sequence[str], *, events: bool, verbose: bool) -> None:
+def serve_forever(
+    settings: Settings, references: Sequence[str], *, events: bool, verbose: bool, until_eof: bool = False
+) -> None:
     """Serve until SIGINT or SIGTERM, then stop in order and return.
 
     Args:
         references: models to load, at least one.
         events: announce in JSON.
         verbose: log what the node does.
+        until_eof: the end of standard input ends it, too.
 
     Raises:
         ConfigError: the data folder or the address is taken.
@@ -44,7 +49,7 @@ def serve_forever(settings: Settings, references: Sequence[str], *, events: bool
         raise ConfigError(f"The data folder {settings.home} cannot be used: {error}. Set TANDEM_HOME.") from error
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_Serving(settings, references, events, verbose).run())
+            runner.run(_Serving(settings, references, events, verbose, until_eof).run())
     finally:
         lock.release()
 
@@ -59,17 +64,23 @@ def _loop_factory() -> type[asyncio.AbstractEventLoop] | None:
 
 
 class _Serving:
-    def __init__(self, settings: Settings, references: Sequence[str], events: bool, verbose: bool) -> None:
+    def __init__(
+        self, settings: Settings, references: Sequence[str], events: bool, verbose: bool, until_eof: bool
+    ) -> None:
         self._settings = settings
         self._references = references
         self._events = events
         self._verbose = verbose
+        self._until_eof = until_eof
         self._announcer: Announcer = EventAnnouncer() if events else HumanAnnouncer()
         self._stop = asyncio.Event()
         self._failure: TandemError | None = None
 
     async def run(self) -> None:
         self._take_signals()
+        if self._until_eof:
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=_await_eof, args=(loop, self._stop.set), name="standard input", daemon=True).start()
         _set_log_level(logging.INFO if self._verbose else logging.CRITICAL)
         node = Node(self._settings)
         server: HttpServer | None = None
@@ -95,13 +106,16 @@ class _Serving:
         finally:
             deadline = self._settings.stop_deadline
             own = len(server.context.running) if server is not None else 0
-            self._announcer.stopping(own + node.answering, deadline)
+            # Whoever reads this may be gone. That is a reason to stop, and none to leave anything behind.
+            with contextlib.suppress(BrokenPipeError):
+                self._announcer.stopping(own + node.answering, deadline)
             finishing = [node.finish(deadline)]
             if server is not None:
                 finishing.append(server.stop(deadline))
             await asyncio.gather(*finishing)
             await node.stop()
-            self._announcer.stopped()
+            with contextlib.suppress(BrokenPipeError):
+                self._announcer.stopped()
 
     def _conflict(self, error: ConfigError) -> None:
         self._failure = error
@@ -144,6 +158,18 @@ class _Serving:
         if is_sim_reference(reference):
             parse_sim_reference(reference)
         return await node.downloads.obtain(reference, callback_for(view, reference))
+
+
+def _await_eof(loop: asyncio.AbstractEventLoop, ended: Callable[[], None]) -> None:
+    """Call `ended` on the loop when standard input ends: whoever holds its other end is gone, however it went.
+
+    Not through `sys.stdin`, whose lock a thread that waits would hold when the interpreter ends.
+    """
+    with contextlib.suppress(OSError):
+        while os.read(0, 4096):
+            pass
+    with contextlib.suppress(RuntimeError):  # the loop is closed: it has stopped anyway
+        loop.call_soon_threadsafe(ended)
 
 
 def _set_log_level(level: int) -> None:

@@ -82,6 +82,10 @@ def up(
     events: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per event on standard output, for scripts.")
     ] = False,
+    until_eof: Annotated[
+        bool,
+        typer.Option("--until-eof", help="End in order when standard input ends, too: as the program that started it."),
+    ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log what the node does.")] = False,
 ) -> None:
     """Serve one or more models over HTTP until Ctrl-C.
@@ -119,4 +123,5 @@ def up(
         )
     from tandem.cli.serving import serve_forever
 
-    serve_forever(settings, [] if no_models else models or ["demo"], events=events, verbose=verbose)
+    references = [] if no_models else models or ["demo"]
+    serve_forever(settings, references, events=events, verbose=verbose, until_eof=until_eof)
