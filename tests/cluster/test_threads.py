@@ -63,7 +63,7 @@ async def test_a_conversion_that_nobody_waits_for_ends(tmp_path: Path, monkeypat
     """And leaves nothing behind."""
     monkeypatch.setattr(packaged, "packaged_gguf", lambda: None)
     kinds = gguf.GGMLQuantizationType
-    path = tiny_gguf.write_gguf(tmp_path / "tiny.gguf", "llama", tiny_gguf.tensors("llama"), kinds.F16)
+    path = tiny_gguf.write_gguf(tmp_path / "tiny.gguf", "llama", tiny_gguf.weights("llama"), kinds.F16)
     steps: list[Progress] = []
     begun, go, ended = threading.Event(), threading.Event(), threading.Event()
 

@@ -220,7 +220,8 @@ class SimEngine(Engine):
         if done:
             self._prefilling.remove(sequence)
             self._start_answer(sequence, events)
-        outputs.append(Output(sequence.request_id, events))
+        if events:
+            outputs.append(Output(sequence.request_id, events))
 
     def _start_answer(self, sequence: Sequence, events: list[Event]) -> None:
         answer, tokens = sequence.answer, sequence.tokens
