@@ -100,13 +100,10 @@ class Planner:
         return self._footprints[backend]
 
     def footprint_on(self, member: Member) -> Footprint:
-        """What the whole model takes on one node, as the engine will load it there."""
-        least = self.footprint(member.backend)
-        if member.backend != "MlxCpu":
-            return least
-        free = member.facts.resources.memory_available
-        usual = footprint(self.card, member.backend, self.constraints.context_length, self._cache_elements, free)
-        return usual if usual.single <= member.available else least
+        """What the whole model takes on one node, as the engine will load it there if it has room for that."""
+        free, length = member.facts.resources.memory_available, self.constraints.context_length
+        usual = footprint(self.card, member.backend, length, self._cache_elements, free)
+        return usual if usual.single <= member.available else self.footprint(member.backend)
 
     def backends(self, meta: InstanceMeta) -> tuple[Backend | None, ...]:
         """Engines that this kind of instance and this model have in common, best first."""
