@@ -133,7 +133,7 @@ class ControlPlane:
             self._hear(message)
 
     def _hear(self, message: Message) -> None:
-        beat = self.membership.alive.get(message.node_id)
+        beat = self.membership.beat_of(message.node_id)
         # Facts of a node that is not (any more) there are asked for when it joins.
         if beat is not None and beat.life == message.life:
             self._learn(message.node_id, message.life, message.payload)
@@ -166,6 +166,8 @@ class ControlPlane:
                 self._on_left(event.node_id)
         else:
             self._keep_up(event)
+        if not isinstance(event, Heard):
+            self.facts.spread(1 + len(self.membership.roster.joined))
 
     def _keep_up(self, event: Joined | Heard) -> None:
         if isinstance(event, Joined):
@@ -180,10 +182,10 @@ class ControlPlane:
 
     async def _fetch(self, node_id: str, life: str) -> None:
         pause = FIRST_PAUSE
-        while (beat := self.membership.alive.get(node_id)) is not None and beat.life == life:
+        while (beat := self.membership.beat_of(node_id)) is not None and beat.life == life:
             try:
                 facts = await self.bus.ask(node_id, FACTS, b"", deadline=ASK_SECONDS)
-                beat = self.membership.alive.get(node_id)
+                beat = self.membership.beat_of(node_id)
                 if beat is not None and beat.life == life:  # it may have left while it answered
                     self._learn(node_id, life, facts)
                 return

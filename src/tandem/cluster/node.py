@@ -192,7 +192,7 @@ class Node:
         loop = asyncio.get_running_loop()
         try:
             await anext(events)
-            until = loop.time() + FACTS_PAUSE
+            until = loop.time() + FACTS_PAUSE * max(1.0, len(self.control.state.nodes) / 10)
             while self.control.state.intents is intents and (left := until - loop.time()) > 0:
                 if await events.next_within(left) is None:
                     return True

@@ -24,8 +24,13 @@ from tandem.kv.tls import Identity
 
 LEASE = 2.0
 """Seconds after which others take a peer for dead that sends nothing."""
+LEASE_HERE = 4.0
+"""The same on this machine alone, where no cable is pulled: dead processes close their links, and a frozen one is told by
+its heartbeats. Each link carries four signs of life a lease, which add up where many nodes share a machine."""
 OPEN_TIMEOUT = 1.0
 """Seconds for one address of a peer: dead ones are dialled one after another."""
+OPEN_TIMEOUT_HERE = 5.0
+"""The same on this machine alone, where no address is dead: a node may wait for a processor."""
 WAIT_BEFORE_CLOSE = 0.3
 """Seconds a frozen peer may hold a sender up before its link is closed."""
 MAX_MESSAGE = 4 << 20
@@ -156,9 +161,9 @@ def zenoh_config(
         "scouting/multicast/autoconnect_strategy": "always",
         "scouting/gossip/autoconnect_strategy": "always",
         "transport/shared_memory/enabled": False,
-        "transport/unicast/open_timeout": _milliseconds(OPEN_TIMEOUT),
+        "transport/unicast/open_timeout": _milliseconds(OPEN_TIMEOUT_HERE if options.loopback_only else OPEN_TIMEOUT),
         "transport/link/protocols": [options.scheme],
-        "transport/link/tx/lease": _milliseconds(LEASE),
+        "transport/link/tx/lease": _milliseconds(LEASE_HERE if options.loopback_only else LEASE),
         "transport/link/tx/queue/congestion_control/block/wait_before_close": int(WAIT_BEFORE_CLOSE * 1e6),
         "transport/link/rx/max_message_size": 4 * MAX_MESSAGE,
     }

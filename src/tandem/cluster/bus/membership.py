@@ -23,7 +23,8 @@ from tandem.cluster.bus.roster import Heard, Heartbeat, Joined, Key, Known, Left
 from tandem.errors import QueueFullError, UnavailableError
 
 BEAT = 1.0
-"""Seconds between two heartbeats."""
+"""Seconds between two heartbeats, in clusters of up to `MANY` nodes; in larger ones up to twice that."""
+MANY = 25
 GREETING = 0.01
 """Seconds between two heartbeats that greet newcomers, for each node that is there."""
 STALL = 1.5
@@ -65,6 +66,10 @@ class Membership:
     def alive(self) -> dict[str, Heartbeat]:
         """The other nodes that are there, by node id, with their last heartbeats."""
         return self.roster.beats()
+
+    def beat_of(self, node_id: str) -> Heartbeat | None:
+        """The last heartbeat of a node that is there."""
+        return self.roster.beat_of(node_id)
 
     async def start(self) -> None:
         """Announce this node and begin to listen."""
@@ -147,7 +152,7 @@ class Membership:
             self._greet.clear()
             self._publish()
             try:
-                await asyncio.wait_for(self._greet.wait(), BEAT)
+                await asyncio.wait_for(self._greet.wait(), BEAT * min(2.0, max(1.0, len(self.roster.joined) / MANY)))
             except TimeoutError:
                 continue
             # Several newcomers at once cost one beat. The pause grows with the cluster, so that what each node hears
@@ -217,11 +222,13 @@ class Membership:
         if not missing:
             self._patience = APART
             return
-        # One side is enough, so the other waits longer.
+        # One side is enough, so the other waits longer. Whoever misses several is likely to be the one that several
+        # miss: each of them would drop its links to all others to reach one.
         late = [
             key
             for key, since in self._apart.items()
-            if now - since > self._patience * (1 if self._bus.options.node_id < key[0] else 2)
+            if now - since
+            > self._patience * (1 if len(missing) > 1 else 2 if self._bus.options.node_id < key[0] else 3)
         ]
         if late and not self._reopening:
             self._patience = min(2 * self._patience, APART_LONGEST)

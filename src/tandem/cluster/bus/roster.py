@@ -231,6 +231,11 @@ class Roster:
         found = {node_id: self._lives[node_id, life].beat for node_id, life in self.joined.items()}
         return {node_id: beat for node_id, beat in found.items() if beat is not None}
 
+    def beat_of(self, node_id: str) -> Heartbeat | None:
+        """A joined node's last heartbeat."""
+        life = self.joined.get(node_id)
+        return self._lives[node_id, life].beat if life is not None else None
+
     def heard(self) -> dict[str, float]:
         """When each node that is there was heard last, on the clock of the other calls."""
         return {node_id: self._lives[node_id, life].heard for node_id, life in self.joined.items()}

@@ -30,7 +30,9 @@ logger = logging.getLogger("tandem.facts")
 
 INTERVAL = 2.0
 GAP = 0.25
-"""Four messages a second at most."""
+"""Four messages a second at most, and fewer in a large cluster: all of its nodes hear each."""
+FEW, MANY = 12, 25
+"""Nodes up to which messages come as often as they may, and figures are read as often as they should be."""
 READ_SECONDS = 5.0
 DEVICE_SECONDS = 20.0
 
@@ -81,7 +83,7 @@ class FactsGatherer:
         self._settings = settings
         self._sources = sources or Sources()
         self._emit = emit
-        self._interval = interval
+        self._interval = self._pause = interval
         self._throttle = Throttle(self._deliver, GAP, clock or asyncio.get_running_loop())
         self.life = secrets.token_hex(8)
         self._facts = NodeFacts(
@@ -132,6 +134,11 @@ class FactsGatherer:
         if self._gpu is not None:
             await self._gpu.stop()
         self._throttle.close()
+
+    def spread(self, nodes: int) -> None:
+        """Say less often what so many nodes have to listen to."""
+        self._throttle.gap = GAP * max(1.0, nodes / FEW)
+        self._pause = self._interval * min(2.0, max(1.0, nodes / MANY))
 
     def set_ports(self, *, api_port: int | None, node_port: int | None) -> None:
         """Where the node can be reached."""
@@ -185,7 +192,7 @@ class FactsGatherer:
     async def _watch(self) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._interval):
+                async with asyncio.timeout(self._pause):
                     await self._due.wait()
             self._due.clear()
             await self.look()

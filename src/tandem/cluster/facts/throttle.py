@@ -32,13 +32,15 @@ class Throttle:
 
     Args:
         deliver: returns whether it really did something; only then the gap begins anew.
-        gap: seconds between two deliveries.
         clock: the event loop.
+
+    Attributes:
+        gap: seconds between two deliveries.
     """
 
     def __init__(self, deliver: Callable[[], bool], gap: float, clock: Clock) -> None:
         self._deliver = deliver
-        self._gap = gap
+        self.gap = gap
         self._clock = clock
         self._free_at = float("-inf")
         self._handle: Handle | None = None
@@ -67,4 +69,4 @@ class Throttle:
 
     def _now(self) -> None:
         if self._deliver():
-            self._free_at = self._clock.time() + self._gap
+            self._free_at = self._clock.time() + self.gap

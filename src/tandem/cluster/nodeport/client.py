@@ -250,5 +250,7 @@ def _refusal(body: bytes) -> TandemError:
 
 
 def _lost(node_id: str, error: Exception) -> NodeLostError:
+    if isinstance(error, aiohttp.ClientPayloadError):
+        return NodeLostError(f"Node {node_id} was lost in the middle of its answer. Send the request again.")
     what = str(error) or type(error).__name__
     return NodeLostError(f"Node {node_id} cannot be reached ({what}). It may have just left.", retry_after=1.0)
