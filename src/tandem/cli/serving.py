@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from tandem import garbage
 from tandem.api.server import HttpServer, serve
 from tandem.cli.announce import Announcer, EventAnnouncer, HumanAnnouncer
 from tandem.cli.failure import INTERRUPTED
@@ -90,6 +91,7 @@ class _Serving:
             node.serves_at(server.port)
             self._announcer.listening(server.url)
             if await self._unless_stopped(self._load(node)):
+                garbage.settle()
                 place = membership(self._settings, node.secret, node.node_id, node.state.nodes)
                 self._announcer.ready(server.url, node.local.instances(), bool(self._settings.api_key), place)
                 # While models load, the view says what fails; from now on only the log does.

@@ -74,6 +74,7 @@ class AppServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_CONNECTION_SECONDS,
             ssl_context_factory=None if context is None else lambda config, default: context,

@@ -184,5 +184,8 @@ def _say(message: dict[str, Any]) -> None:
 if __name__ == "__main__":
     import uvloop
 
+    from tandem import garbage
+
+    garbage.settle()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     uvloop.run(main(msgspec.json.decode(sys.argv[1], type=HostSettings)))

@@ -25,8 +25,8 @@ from tandem.kv.tls import Identity
 LEASE = 2.0
 """Seconds after which others take a peer for dead that sends nothing."""
 LEASE_HERE = 4.0
-"""The same on this machine alone, where no cable is pulled: dead processes close their links, and a frozen one is told by
-its heartbeats. Each link carries four signs of life a lease, which add up where many nodes share a machine."""
+"""The same on this machine alone, where no cable is pulled: dead processes close their links, and frozen ones have no
+heartbeats. Each link carries four signs of life a lease, which add up where many nodes share a machine."""
 OPEN_TIMEOUT = 1.0
 """Seconds for one address of a peer: dead ones are dialled one after another."""
 OPEN_TIMEOUT_HERE = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ from tandem.cluster.nodeport.messages import (
     frame,
     generate_decoder,
 )
+from tandem.cluster.nodeport.response import FrameResponse
 from tandem.cluster.serving import AppServer
 from tandem.errors import (
     ForbiddenError,
@@ -147,9 +148,9 @@ class NodePort:
         except NotFoundError as error:
             # It was here a moment ago. Whoever asks should look for another one, not tell a client that there is none.
             raise InstanceNotReadyError(error.message, retry_after=1.0) from error
-        return StreamingResponse(self._frames(stream), media_type=MEDIA_TYPE)
+        return FrameResponse(self._frames(stream))
 
-    async def _frames(self, stream: Stream) -> AsyncIterator[bytes]:
+    async def _frames(self, stream: Stream) -> AsyncGenerator[bytes, None]:
         """A stream as frames, with a sign of life whenever it is silent."""
         self._answers.add(stream)
         try:
