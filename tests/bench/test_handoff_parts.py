@@ -17,7 +17,7 @@ from tandem.bench.environment import describe
 from tandem.bench.handoff.children import Child
 from tandem.bench.handoff.itl import Window, divide, p95
 from tandem.bench.handoff.peak import PeakMemory, settle
-from tandem.bench.handoff.plan import BOUNDS, SECTIONS, HandoffPlan, parse_sections
+from tandem.bench.handoff.plan import BOUNDS, EVERYWHERE, HandoffPlan, parse_sections
 from tandem.bench.handoff.plot import svg
 from tandem.bench.handoff.replay import ReplayProducer
 from tandem.bench.handoff.report import FirstToken, HandoffReport, Throughput, TokenGaps
@@ -40,7 +40,13 @@ def series(*values: float) -> Series:
 
 
 def report(
-    *, socket: float = 0.7, tls: float = 0.9, ttft: float = 1.05, itl: float = 1.1, peak: float = 1.1
+    *,
+    socket: float = 0.7,
+    tls: float = 0.9,
+    ttft: float = 1.05,
+    itl: float = 1.1,
+    peak: float = 1.1,
+    cable: float = 1.1,
 ) -> HandoffReport:
     samples = {relative: Samples() for relative in (0.5, 1.0, 2.0)}
     for relative, one in samples.items():
@@ -55,12 +61,13 @@ def report(
         FirstToken(100_000_000, links[1].ttft_over_bound, links),
         TokenGaps(1000, series(itl), one, one, one, one, one, one, one, one, one),
         PeakResult(1000, series(peak), series(peak), one, one, one, "VmHWM"),
+        FirstToken(100_000_000, series(cable), links[:2]),
     )
 
 
 def test_the_report_holds_its_figures_to_their_bounds() -> None:
     assert report().missed == {}
-    assert set(report(socket=0.5, tls=0.7, ttft=1.2, itl=1.3, peak=2.0).missed) == set(BOUNDS)
+    assert set(report(socket=0.5, tls=0.7, ttft=1.2, itl=1.3, peak=2.0, cable=1.2).missed) == set(BOUNDS)
     assert set(report(peak=1.2).missed) == {"peak_over_kv"}
 
 
@@ -72,7 +79,7 @@ def test_the_json_object_has_the_figures_at_its_top() -> None:
     assert set(plain["bounds"]) == set(plain["passed"]) == set(BOUNDS)
     assert [name for name, passed in plain["passed"].items() if not passed] == ["itl_ratio"]
     assert [link["relative"] for link in plain["ttft"]["links"]] == [0.5, 1.0, 2.0]
-    assert plain["plan"]["sections"] == list(SECTIONS)
+    assert plain["plan"]["sections"] == list(EVERYWHERE)
     assert plain["environment"]["load_before"] == 0.5
 
 
@@ -100,6 +107,7 @@ def test_the_table_says_what_was_met_and_draws_the_links() -> None:
     text = console.export_text()
     assert text.count("missed") == 1
     assert "≤ 1.15" in text
+    assert "over a cable of 1000 Mbit/s" in text
     assert "load average 0.50 before" in text
     drawn = bars(report(ttft=1.5).ttft or pytest.fail("no links")).plain.splitlines()[2:]
     assert len(drawn) == 3
@@ -136,7 +144,15 @@ def test_sections_are_named_with_commas() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"rounds": 0}, {"ttft_tokens": 10}, {"itl_rate": 0.0}, {"links": (0.5,)}, {"links": (1.0, 0.0)}]
+    "wrong",
+    [
+        {"rounds": 0},
+        {"ttft_tokens": 10},
+        {"itl_rate": 0.0},
+        {"links": (0.5,)},
+        {"links": (1.0, 0.0)},
+        {"link_megabits": 0},
+    ],
 )
 def test_a_plan_that_measures_nothing_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):

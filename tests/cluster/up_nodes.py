@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import http.client
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
@@ -29,7 +27,6 @@ SECRET = "a secret of the test's own"
 START_SECONDS = 120.0
 """Of a machine that does much else, too."""
 API_PORT = 8000
-CLONE_NEWNET = 0x40000000
 
 
 class Refused(Exception):
@@ -38,26 +35,6 @@ class Refused(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
-
-
-def connect(machine: Machine, port: int, deadline: float) -> socket.socket:
-    """A connection to the machine's loopback. A socket belongs to the namespace of the thread that made it."""
-    made: queue.Queue[socket.socket | OSError] = queue.Queue()
-
-    def dial() -> None:
-        try:
-            with open(f"/run/netns/{machine.namespace}") as namespace:
-                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), CLONE_NEWNET):
-                    raise OSError(ctypes.get_errno(), "setns")
-            made.put(socket.create_connection(("127.0.0.1", port), deadline))
-        except OSError as error:
-            made.put(error)
-
-    threading.Thread(target=dial).start()
-    found = made.get()
-    if isinstance(found, OSError):
-        raise found
-    return found
 
 
 class UpNode:
@@ -75,17 +52,6 @@ class UpNode:
 
     def start(self, *arguments: str, clock: float = 0.0) -> None:
         """Start it; returns at once."""
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("TANDEM_", "HF_"))}
-        values = {
-            "TANDEM_HOME": str(self.home),
-            "TANDEM_NODE_NAME": self.name,
-            "TANDEM_CLUSTER_SECRET": SECRET,
-            "TANDEM_CLUSTER_NAME": "machines",
-            "TANDEM_TEST_DOOR": str(self._door),
-            "TANDEM_TEST_CLOCK": str(clock),
-            "PATH": TOOL_PATH,
-            "PYTHONPATH": str(Path(tandem.__file__).parents[1]),
-        }
         self._door.unlink(missing_ok=True)
         command = [*self.machine.prefix, sys.executable, str(PROGRAM), "up", "--json", "--port", str(API_PORT)]
         with self._log.open("a") as log:
@@ -95,9 +61,36 @@ class UpNode:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=kept | values | self.settings,
+                env=self.environment | {"TANDEM_TEST_CLOCK": str(clock)},
                 start_new_session=True,
             )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of every process of this node."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith(("TANDEM_", "HF_"))}
+        values = {
+            "TANDEM_HOME": str(self.home),
+            "TANDEM_NODE_NAME": self.name,
+            "TANDEM_CLUSTER_SECRET": SECRET,
+            "TANDEM_CLUSTER_NAME": "machines",
+            "TANDEM_TEST_DOOR": str(self._door),
+            "PATH": TOOL_PATH,
+            "PYTHONPATH": str(Path(tandem.__file__).parents[1]),
+        }
+        return kept | values | self.settings
+
+    def command(self, *arguments: str, deadline: float) -> subprocess.CompletedProcess[str]:
+        """What comes of `tandem` with these arguments, on this machine, beside the node."""
+        return subprocess.run(
+            [*self.machine.prefix, sys.executable, "-m", "tandem.cli", *arguments],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=deadline,
+            env=self.environment,
+            check=False,
+        )
 
     @property
     def running(self) -> bool:
@@ -169,20 +162,20 @@ class UpNode:
 
     def chat(self, model: str, *, stream: bool = False, tokens: int = 4, deadline: float = 30.0) -> Answer:
         """Begin a chat completion over HTTP."""
-        connection = http.client.HTTPConnection("node", timeout=deadline)
-        connection.sock = connect(self.machine, API_PORT, deadline)
         body = {
             "model": model,
             "messages": [{"role": "user", "content": "hello"}],
             "stream": stream,
             "max_tokens": tokens,
         }
-        connection.request(
-            "POST",
-            "/v1/chat/completions",
-            json.dumps(body),
-            {"Content-Type": "application/json", "Host": f"127.0.0.1:{API_PORT}"},
-        )
+        return self.request("POST", "/v1/chat/completions", body, deadline)
+
+    def request(self, method: str, path: str, body: dict[str, Any] | None = None, deadline: float = 30.0) -> Answer:
+        """Send a request to its HTTP surface."""
+        connection = http.client.HTTPConnection("node", timeout=deadline)
+        connection.sock = self.machine.connect(API_PORT, deadline)
+        headers = {"Content-Type": "application/json", "Host": f"127.0.0.1:{API_PORT}"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
         return Answer(connection)
 
     def story(self) -> str:

@@ -91,6 +91,19 @@ class Door:
     async def wait_ready(self, instance_id: str, deadline: float) -> float:
         return await self._until(lambda: self._runners().get(instance_id) == "ready", deadline)
 
+    async def wait_engine(self, backend: str, deadline: float) -> float:
+        """Until all nodes have said that they have this engine."""
+
+        def there() -> bool:
+            engines = [[one.backend for one in facts.engines if one.available] for facts in self._nodes().values()]
+            return all(backend in one for one in engines)
+
+        return await self._until(there, deadline)
+
+    async def wait_peers(self, instance_id: str, deadline: float) -> float:
+        """Until an instance of this node has somebody who may prefill for it."""
+        return await self._until(lambda: bool(self.node.prefill_peers(instance_id)), deadline)
+
     async def wait_download(self, node_id: str, model_id: str, state: str, deadline: float) -> float:
         def there() -> bool:
             facts = self._nodes().get(node_id)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from engines import tiny
 
+from tandem.cluster.bus.secret import keep_secret, new_secret
 from tandem.verify.side import Address
 
 from .conftest import Command
@@ -58,6 +59,41 @@ def test_a_quantised_cache(tandem: Command, tmp_path: Path, monkeypatch: pytest.
     assert [part["part"] for part in cold["layers"][0]["parts"]][:3] == ["keys.packed", "keys.scales", "keys.biases"]
     packed = [part for case in warm for layer in case["layers"] for part in layer["parts"] if "packed" in part["part"]]
     assert all(part["max_abs"] <= 1 for part in packed)
+
+
+def test_a_machine_that_joined_a_cluster(
+    tandem: Command,
+    tiny_folder: Callable[[str], Path],
+    start_runner: Callable[..., Address],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """The secret is in the data folder, where `tandem cluster join` left it, or typed in another way."""
+    folder, words = tiny_folder("llama"), new_secret()
+    host, port = start_runner(folder, cluster_secret=words)
+    arguments = ("verify", str(folder), "--peer", f"{host}:{port}", *QUICK, "--length", "65")
+    keep_secret(tmp_path / "home", words)
+    monkeypatch.delenv("TANDEM_CLUSTER_SECRET", raising=False)
+    ran = tandem(*arguments)
+    assert ran.status == 0, ran.err
+    own = tandem("verify", str(folder), *QUICK, "--length", "65")
+    assert own.status == 0, own.err
+    keep_secret(tmp_path / "home", SECRET)
+    assert tandem(*arguments).status == 1
+    monkeypatch.setenv("TANDEM_CLUSTER_SECRET", words.upper().replace(" ", "-"))
+    assert tandem(*arguments).status == 0
+
+
+def test_an_open_cluster(tandem: Command, tiny_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a secret only --open lets anybody speak to another machine. This one is nobody's (RFC 5737)."""
+    arguments = ("verify", str(tiny_folder("llama")), "--peer", "192.0.2.1:9", *QUICK, "--length", "65")
+    refused = tandem(*arguments)
+    assert refused.status == 1
+    assert "secret" in refused.err
+    monkeypatch.setenv("TANDEM_CLUSTER_OPEN", "true")
+    tried = tandem(*arguments)
+    assert tried.status == 1
+    assert "192.0.2.1:9 cannot be reached" in tried.err
 
 
 def test_a_node_with_another_secret(

@@ -7,7 +7,7 @@ import contextlib
 import os
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +18,7 @@ from tandem.errors import DeadlineError, UnavailableError
 
 HOST = "127.0.0.1"
 STOP_SECONDS = 15.0
+CONNECT_SECONDS = 5.0
 POLL_SECONDS = 0.05
 LOG_TAIL_BYTES = 2000
 
@@ -56,6 +57,8 @@ class ServerProcess:
         environment: added to our own.
         log_file: gets its standard output and error.
         start_seconds: until `GET /health` must answer 200.
+        connect: makes a connection to a port of the server's loopback address, or raises an OSError. None connects
+            from here; a server in a network namespace of its own is reached in another way.
     """
 
     def __init__(
@@ -66,9 +69,11 @@ class ServerProcess:
         environment: Mapping[str, str],
         log_file: Path,
         start_seconds: float = 180.0,
+        connect: Callable[[int], socket.socket] | None = None,
     ) -> None:
         self.name = name
         self.port = port
+        self._connect = connect or _connect
         self._command = list(command)
         self._environment = environment
         self._log_file = log_file
@@ -119,7 +124,7 @@ class ServerProcess:
                 raise UnavailableError(
                     f"{self.name} ended with status {status} instead of serving. It said: {self._last_words()}"
                 )
-            if await _health(self.port) == 200:
+            if await _health(self.port, self._connect) == 200:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
@@ -160,10 +165,14 @@ def _end(family: list[psutil.Process]) -> None:
     psutil.wait_procs(alive, timeout=STOP_SECONDS)
 
 
-async def _health(port: int) -> int | None:
+def _connect(port: int) -> socket.socket:
+    return socket.create_connection((HOST, port), CONNECT_SECONDS)
+
+
+async def _health(port: int, connect: Callable[[int], socket.socket]) -> int | None:
     """The status of `GET /health`; None while nothing answers."""
     try:
-        reader, writer = await asyncio.open_connection(HOST, port)
+        reader, writer = await asyncio.open_connection(sock=await asyncio.to_thread(connect, port))
     except OSError:
         return None
     try:

@@ -84,11 +84,13 @@ def verify(
 def _verify(settings: Settings, reference: str, peer: str | None, wish: Wish) -> Report:
     from tandem.cli.loading import show_loading
     from tandem.cli.progress import Step, progress_view
+    from tandem.cluster.bus.secret import cluster_secret
     from tandem.cluster.identity import node_id
     from tandem.verify.run import Peer, verify
     from tandem.verify.side import parse_peer, prefill_runner
 
     given = parse_peer(peer) if peer else None
+    secret = cluster_secret(settings)
     with progress_view() as view, ExitStack() as stack:
         local = obtain_local(settings, reference, view)
         runner = None
@@ -107,7 +109,7 @@ def _verify(settings: Settings, reference: str, peer: str | None, wish: Wish) ->
         return verify(
             bench,
             local.model_id,
-            Peer(peer or "a runner of its own", address, settings.cluster_secret, node_id(settings.home)),
+            Peer(peer or "a runner of its own", address, secret, node_id(settings.home), settings.cluster_open),
             wish,
             lambda done, total, name: view.show(Step(local.model_id, "compare", done, total, "cases", name)),
         )

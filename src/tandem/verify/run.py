@@ -43,12 +43,19 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The prefill side. `name` is for people."""
+    """The prefill side.
+
+    Attributes:
+        name: for people.
+        secret: the cluster's, empty for none; `node_id` is then this machine's name in its certificate.
+        open: connect beyond loopback without a secret.
+    """
 
     name: str
     address: Address
     secret: str = ""
     node_id: str = ""
+    open: bool = False
 
 
 def cases_for(bench: Workbench, wish: Wish) -> list[Case]:
@@ -94,7 +101,7 @@ def verify(bench: Workbench, model: str, peer: Peer, wish: Wish, report: Callabl
         peer.address,
         bench.fingerprint,
         identity=identity_for(peer.secret, peer.node_id),
-        options=ClientOptions(node=peer.node_id),
+        options=ClientOptions(open=peer.open, node=peer.node_id),
     )
     try:
         handoff.connect()

@@ -7,14 +7,16 @@ import copy
 import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from api.helpers import error_of
 from tandem.api.cluster import awaiting
+from tests.cluster.small_models import write_model
 
-from .nodes import Served
+from .nodes import Served, pair
 
 pytestmark = pytest.mark.anyio
 
@@ -162,6 +164,21 @@ async def test_placement_tells_what_place_would_do(left: Served, right: Served) 
     assert unknown.status_code == 404
     unread = await left.http.get("/instance/placement", params={"model_id": "sim:speed=1"})
     assert unread.status_code == 400
+
+
+async def test_a_folder_of_one_machine_is_not_read_by_another(tmp_path: Path) -> None:
+    """Both may have it; the one that is asked knows only of its own."""
+    folder = tmp_path / "models" / "small"
+    write_model(folder)
+    async with pair(tmp_path, models_dirs=str(folder.parent)) as (left, right):
+        body = {"model_id": "small", "node_ids": [right.node.node_id]}
+        placed = await left.http.post("/place_instance", json=body)
+        planned = await left.http.get("/instance/placement", params=body)
+        for answer in (placed, planned):
+            assert answer.status_code == 422
+            assert f"lie in a folder of node {left.node.node_id}" in error_of(answer)["message"]
+            assert error_of(answer)["param"] == "node_ids"
+        assert left.node.state.instances == {}
 
 
 async def test_unknown_instances(left: Served) -> None:

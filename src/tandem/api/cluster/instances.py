@@ -69,11 +69,7 @@ async def _create(
         raise NotFoundError(f"There is no node {shard.node_id}. GET /state lists the nodes.", param="instance")
     # What we know of a model counts for more than what a client says of it, paths above all.
     known = await _known(context, intent, card, reference)
-    if known.node_ids and shard.node_id not in known.node_ids:
-        raise UnplaceableError(
-            f"The files of {intent.model_id} lie in a folder of another node. Choose node {known.node_ids[0]}.",
-            param="instance",
-        )
+    _check_files(known, [shard.node_id], "instance")
     wish = PlacementRequest(
         known.card,
         known.reference,
@@ -86,6 +82,18 @@ async def _create(
     )
     created = await node.commands.place(wish, instance_id=intent.instance_id, runner_id=shard.runner_id)
     return created, known.card
+
+
+def _check_files(known: Known, node_ids: list[str], param: str) -> None:
+    """Raises:
+    UnplaceableError: a node is wanted that has not got the model's files.
+    """
+    if known.node_ids and not set(node_ids) <= set(known.node_ids):
+        raise UnplaceableError(
+            f"The files of {known.card.model_id} lie in a folder of node {known.node_ids[0]}, which others cannot "
+            "read. Choose that node, or ask the other one if it has such a folder, too.",
+            param=param,
+        )
 
 
 async def _known(context: Context, intent: InstanceIntent, card: ModelCard, reference: str | None) -> Known:
@@ -134,6 +142,7 @@ def _created(intent: InstanceIntent, card: ModelCard) -> Response:
 def _wish(
     known: Known, sharding: Sharding, meta: InstanceMeta, min_nodes: int, node_ids: list[str], context_length: int
 ) -> PlacementRequest:
+    _check_files(known, node_ids, "node_ids")
     named = tuple(dict.fromkeys([*node_ids, *known.node_ids]))
     return PlacementRequest(
         known.card,

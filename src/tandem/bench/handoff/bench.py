@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tandem.bench.environment import describe, load_average
 from tandem.bench.handoff.itl import measure_itl
+from tandem.bench.handoff.link import check_machines, measure_link
 from tandem.bench.handoff.memory import measure_memory
 from tandem.bench.handoff.plan import HandoffPlan
 from tandem.bench.handoff.report import HandoffReport
@@ -22,10 +23,13 @@ async def bench_handoff(plan: HandoffPlan, folder: Path | None, *, work: Path, s
         work: scratch folder.
 
     Raises:
+        UnsupportedError: a section cannot run on this machine.
         TandemError: a process did not start, or a hand-off failed.
     """
+    if "link" in plan.sections:
+        check_machines()
     load_before = load_average()
-    throughput = ttft = itl = memory = None
+    throughput = ttft = itl = memory = link = None
     if "throughput" in plan.sections:
         throughput = await measure_throughput(plan, work, say)
     if folder is not None:
@@ -35,4 +39,6 @@ async def bench_handoff(plan: HandoffPlan, folder: Path | None, *, work: Path, s
             itl = await measure_itl(plan, folder, work, say)
         if "memory" in plan.sections:
             memory = await measure_memory(plan, folder, work, say)
-    return HandoffReport(plan, describe(load_before), throughput, ttft, itl, memory)
+        if "link" in plan.sections:
+            link = await measure_link(plan, folder, work, say)
+    return HandoffReport(plan, describe(load_before), throughput, ttft, itl, memory, link)

@@ -12,7 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,6 +36,7 @@ class Child:
         settings: handed over as its only argument, as JSON.
         log_file: gets its standard error.
         environment: added to our own.
+        prefix: put before the command.
 
     Attributes:
         ready: what the program said first.
@@ -48,10 +49,11 @@ class Child:
         settings: Mapping[str, Any],
         log_file: Path,
         environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.ready: dict[str, Any] = {}
-        self._command = [sys.executable, "-m", module, json.dumps(settings)]
+        self._command = [*prefix, sys.executable, "-m", module, json.dumps(settings)]
         self._environment = os.environ | dict(environment or {})
         self._log_file = log_file
         self._process: asyncio.subprocess.Process | None = None

@@ -9,7 +9,7 @@ import msgspec
 import typer
 from rich.console import Console
 
-from tandem.bench.handoff.plan import SECTIONS, HandoffPlan, parse_sections
+from tandem.bench.handoff.plan import EVERYWHERE, HandoffPlan, parse_sections
 from tandem.bench.running import run_bench
 from tandem.config import settings
 from tandem.errors import ConfigError
@@ -19,7 +19,9 @@ DEFAULTS = HandoffPlan()
 
 def handoff(
     model: Annotated[str, typer.Option(help="A model on this machine: id, alias or path.")] = DEFAULTS.model,
-    only: Annotated[str, typer.Option(help="Sections to run, with commas.")] = ",".join(SECTIONS),
+    only: Annotated[
+        str, typer.Option(help="Sections to run, with commas; link, which needs root on Linux, is another one.")
+    ] = ",".join(EVERYWHERE),
     rounds: Annotated[int, typer.Option(help="Rounds; figures are medians over them.")] = DEFAULTS.rounds,
     throughput_tokens: Annotated[
         int, typer.Option(help="Tokens whose entries (128 KiB each) are moved, for throughput.")
@@ -38,6 +40,7 @@ def handoff(
     memory_tokens: Annotated[
         int, typer.Option(help="Tokens of the prompt whose peak memory is measured.")
     ] = DEFAULTS.memory_tokens,
+    link_rate: Annotated[float, typer.Option(help="Mbit/s of the cable of the section link.")] = DEFAULTS.link_megabits,
     plot: Annotated[Path | None, typer.Option(help="Write the time to first token as an SVG picture here.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 when a bound is missed.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -58,6 +61,7 @@ def handoff(
         itl_rate=itl_rate * 1e6,
         itl_streams=itl_streams,
         memory_tokens=memory_tokens,
+        link_megabits=link_rate,
     )
     plan.check()
     if plot is not None and "ttft" not in plan.sections:

@@ -23,7 +23,8 @@ from tandem.engines.registry import build_engine
 from tandem.errors import CancelledError, InvalidRequestError
 from tandem.kv.job import Admission, Outgoing, PrefillJob, Producer
 from tandem.kv.plan import Plan, Wanted
-from tandem.kv.server import PrefillServer
+from tandem.kv.server import PrefillServer, ServerOptions
+from tandem.kv.tls import identity_for
 
 UNBOUNDED = 1 << 62
 SHORTEST_WAIT = 0.004
@@ -110,9 +111,13 @@ class ReplayProducer(Producer):
 
 
 def main() -> None:
-    """Settings: `engine` (as `EngineOptions`), `rate`. Says its `port`; `{"record": tokens}` has a prompt recorded."""
+    """Settings: `engine` (as `EngineOptions`; host and secret of its KV port count), `rate`.
+
+    Says its `port`; `{"record": tokens}` has a prompt recorded.
+    """
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    recorder = Recorder(msgspec.convert(settings["engine"], EngineOptions))
+    options = msgspec.convert(settings["engine"], EngineOptions)
+    recorder = Recorder(options)
     producer = ReplayProducer(settings["rate"])
     plane = recorder.plane
 
@@ -122,7 +127,8 @@ def main() -> None:
         producer.keep(len(tokens), items)
         return {"bytes": sum(item.array.nbytes for item in items)}
 
-    with PrefillServer(producer, plane.layout, plane.fingerprint) as server:
+    identity, listen = identity_for(options.cluster_secret, options.node_id), ServerOptions(host=options.kv_host)
+    with PrefillServer(producer, plane.layout, plane.fingerprint, identity=identity, options=listen) as server:
         answer_questions({"port": server.address[1]}, answer)
 
 

@@ -31,7 +31,7 @@ class LinkResult(msgspec.Struct, frozen=True):
     """Hand-offs over a link of one speed. Times in seconds.
 
     Attributes:
-        relative: the transfer's seconds as a multiple of the prefill's, as planned.
+        relative: the transfer's seconds as a multiple of the prefill's, as planned; over a cable, as it was.
         link_bytes_per_second: the link's rate.
         ttft: of the hand-off.
         prefill: the peer's own computing time in that hand-off.
@@ -55,7 +55,13 @@ class LinkResult(msgspec.Struct, frozen=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True):
-    """Time to the first token over throttled links; `ttft_over_bound` where transfer and prefill take equally long."""
+    """Time to the first token.
+
+    Attributes:
+        ttft_over_bound: over throttled links, where transfer and prefill take equally long; over a cable, of computed
+            prompts.
+        links: over a cable, first of computed prompts, then of replayed ones.
+    """
 
     payload_bytes: int
     ttft_over_bound: Series
@@ -115,6 +121,7 @@ class HandoffReport(msgspec.Struct, frozen=True):
     ttft: FirstToken | None = None
     itl: TokenGaps | None = None
     memory: PeakMemory | None = None
+    link: FirstToken | None = None
 
     @property
     def series(self) -> dict[str, Series]:
@@ -129,6 +136,8 @@ class HandoffReport(msgspec.Struct, frozen=True):
             found["itl_ratio"] = self.itl.itl_ratio
         if self.memory is not None:
             found["peak_over_kv"] = self.memory.peak_over_kv
+        if self.link is not None:
+            found["link_ttft_over_bound"] = self.link.ttft_over_bound
         return found
 
     @property

@@ -18,6 +18,7 @@ LABELS = {
     "ttft_over_bound": "first token / max(prefill, transfer)",
     "itl_ratio": "gap between tokens, receiving / not receiving",
     "peak_over_kv": "decode node's peak memory / KV bytes",
+    "link_ttft_over_bound": "over a cable: first token / max(prefill, transfer)",
 }
 FORMULA = (
     "first token: bound = max(prefill, transfer); transfer = KV bytes / link rate; "
@@ -39,13 +40,16 @@ def show(report: HandoffReport, console: Console) -> None:
     if report.throughput is not None:
         parts.append(_throughput(report.throughput))
     if report.ttft is not None:
-        parts += [_links(report.ttft), bars(report.ttft)]
+        parts += [_links(report.ttft, ""), bars(report.ttft)]
     if report.itl is not None:
         parts.append(_gaps(report.itl, report.plan.itl_rate, report.plan.itl_streams))
     if report.memory is not None:
         parts.append(_memory(report.memory))
+    if report.link is not None:
+        cable = f", over a cable of {report.plan.link_megabits:g} Mbit/s: computed, replayed"
+        parts.append(_links(report.link, cable))
     console.print(Group(*parts))
-    if report.ttft is not None:
+    if report.ttft is not None or report.link is not None:
         console.print(FORMULA, highlight=False)
     for line in machine_notes(report.environment):
         console.print(line, highlight=False)
@@ -73,9 +77,9 @@ def _throughput(result: Throughput) -> Table:
     return table
 
 
-def _links(result: FirstToken) -> Table:
+def _links(result: FirstToken, where: str) -> Table:
     table = detail_table(
-        f"First token, {result.payload_bytes / 1e6:.0f} MB of KV (medians)",
+        f"First token, {result.payload_bytes / 1e6:.0f} MB of KV (medians){where}",
         "transfer / prefill",
         "link MB/s",
         "prefill s",
@@ -87,7 +91,7 @@ def _links(result: FirstToken) -> Table:
     )
     for link in result.links:
         table.add_row(
-            f"{link.relative:g}",
+            f"{link.relative:.3g}",
             f"{link.link_bytes_per_second.median / 1e6:.1f}",
             f"{link.prefill.median:.3f}",
             f"{link.transfer.median:.3f}",

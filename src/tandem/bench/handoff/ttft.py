@@ -15,6 +15,7 @@ from pathlib import Path
 from tandem.bench.handoff.children import Child
 from tandem.bench.handoff.plan import HandoffPlan
 from tandem.bench.handoff.report import FirstToken, LinkResult
+from tandem.bench.netns import Machine
 from tandem.bench.processes import HOST, ServerProcess, free_port
 from tandem.bench.prompts import PromptMaker
 from tandem.bench.report import Series
@@ -24,23 +25,52 @@ from tandem.errors import EngineError
 ANSWER_SECONDS = 300.0
 MOST = 0.95
 """Share of a prompt that has to come from the peer."""
+SECRET = "the bench's own secret"
+"""Between machines the KV plane speaks TLS."""
 
 
-def prefill_node(folder: Path, work: Path, *, chunk: int) -> tuple[ServerProcess, int]:
-    """`tandem up` with a KV port, not started yet, and that port."""
+def prefill_node(folder: Path, work: Path, *, chunk: int, machine: Machine | None = None) -> tuple[ServerProcess, int]:
+    """`tandem up` with a KV port, not started yet, and that port.
+
+    Args:
+        machine: to run it on; None runs it here, for this machine alone.
+    """
     port, kv_port = free_port(), free_port()
     command = [sys.executable, "-m", "tandem.cli", "up", str(folder), "--host", HOST, "--port", str(port), "--json"]
     environment = {
         "TANDEM_HOME": str(work / "prefill-home"),
         "TANDEM_API_KEY": "",
         "TANDEM_OFFLINE": "true",
-        "TANDEM_KV_HOST": HOST,
+        "TANDEM_KV_HOST": machine.address if machine else HOST,
         "TANDEM_KV_PORT": str(kv_port),
         "TANDEM_PREFILL_CHUNK": str(chunk),
         "TANDEM_PREFILL_PEERS": "",
-        "TANDEM_CLUSTER_SECRET": "",
+        "TANDEM_CLUSTER_SECRET": SECRET if machine else "",
     }
-    return ServerProcess("the prefill node", command, port, environment, work / "prefill.log"), kv_port
+    if machine:
+        command = [*machine.prefix, *command]
+    log, connect = work / "prefill.log", machine.connect if machine else None
+    return ServerProcess("the prefill node", command, port, environment, log, connect=connect), kv_port
+
+
+def decode_engine(folder: Path, work: Path, *, chunk: int, peer: str, machine: Machine | None = None) -> Child:
+    """The decoder, not started yet.
+
+    Args:
+        peer: the KV port that prefills, `host:port`.
+        machine: to run it on; None runs it here.
+    """
+    options = {
+        "engine": "mlx",
+        "model_id": "bench",
+        "path": str(folder),
+        "prefill_chunk": chunk,
+        "prefill_peers": [{"address": peer}],
+        "cluster_secret": SECRET if machine else "",
+        "node_id": "bench-decoder",
+    }
+    prefix = machine.prefix if machine else ()
+    return Child("the decode engine", "tandem.bench.handoff.decoder", options, work / "decoder.log", prefix=prefix)
 
 
 @dataclass(slots=True)
@@ -95,29 +125,22 @@ async def measure_ttft(plan: HandoffPlan, folder: Path, work: Path, say: Say) ->
         link = await stack.enter_async_context(
             Child("the link", "tandem.bench.handoff.throttle", {"target": kv_port}, work / "link.log")
         )
-        options = {
-            "engine": "mlx",
-            "model_id": "bench",
-            "path": str(folder),
-            "prefill_chunk": plan.ttft_chunk,
-            "prefill_peers": [{"address": f"{HOST}:{link.ready['port']}"}],
-        }
         decoder = await stack.enter_async_context(
-            Child("the decode engine", "tandem.bench.handoff.decoder", options, work / "decoder.log")
+            decode_engine(folder, work, chunk=plan.ttft_chunk, peer=f"{HOST}:{link.ready['port']}")
         )
         nbytes: int = (await decoder.ask({"measure": plan.ttft_tokens - 1}))["bytes"]
         prefill = 0.0
         for number in range(2):
             say("measuring the prefill")
             tokens = prompts.token_ids(f"first token, warm-up {number}", plan.ttft_tokens)
-            prefill = (await _handoff(decoder, tokens))[1]
+            prefill = (await hand_off(decoder, tokens))[1]
         for number in range(plan.rounds):
             for relative in plan.links:
                 say(f"round {number + 1} of {plan.rounds}: first token, transfer {relative:g} times as long as prefill")
                 rate = nbytes / (prefill * relative)
                 before = (await link.ask({"rate": rate}))["carried"]
                 tokens = prompts.token_ids(f"first token {number} {relative}", plan.ttft_tokens)
-                ttft, prefill, moved = await _handoff(decoder, tokens)
+                ttft, prefill, moved = await hand_off(decoder, tokens)
                 carried = (await link.ask({}))["carried"] - before
                 if carried < moved:
                     raise EngineError(f"The link carried {carried} bytes of {moved}: the hand-off took another way.")
@@ -126,8 +149,12 @@ async def measure_ttft(plan: HandoffPlan, folder: Path, work: Path, say: Say) ->
     return FirstToken(nbytes, next(one.ttft_over_bound for one in links if one.relative == 1.0), links)
 
 
-async def _handoff(decoder: Child, tokens: list[int]) -> tuple[float, float, int]:
-    """Seconds to the first token, and of the peer's computing; bytes of entries."""
+async def hand_off(decoder: Child, tokens: list[int]) -> tuple[float, float, int]:
+    """Seconds to the first token, and of the peer's computing; bytes of entries.
+
+    Raises:
+        EngineError: it failed, or not all of the prompt came from the peer.
+    """
     statistics = (await decoder.ask({"tokens": tokens, "max_tokens": 1}, ANSWER_SECONDS))["statistics"]
     handoff = statistics["handoff"]
     # Prompts may begin with the same word, which the prefix cache then has.
