@@ -102,7 +102,11 @@ def keeping(home: Path, temporary: Path) -> Iterator[Keeping]:
     demo.close()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+# Ctrl-C has a test of its own.
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, signal.SIGTERM, signal.SIGHUP] if "TANDEM_TEST_LONG" in os.environ else [signal.SIGTERM],
+)
 def test_it_runs_until_it_is_asked_to_end(keeping: Keeping, temporary: Path, number: signal.Signals) -> None:
     started = keeping.until("Ctrl-C ends them")
     assert len(started) >= 4  # two nodes, two runners

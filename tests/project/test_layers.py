@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "tandem"
 ROWS = (
     ("errors",),
     ("types",),
-    ("config",),
+    ("config", "garbage"),
     ("kv", "telemetry", "models"),
     ("placement",),
     ("engines",),
