@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from http.client import IncompleteRead
 
 import pytest
 
@@ -82,7 +83,7 @@ class Faults:
             return f"requests: {status}"
         except TimeoutError:
             raise AssertionError(f"a request at {by.name} hung for {time.monotonic() - began:.0f} s") from None
-        except (OSError, ValueError) as error:  # its own node was killed
+        except (OSError, ValueError, IncompleteRead) as error:  # its own node was killed
             return f"requests: {type(error).__name__}"
         finally:
             self.took("a request", time.monotonic() - began)
@@ -157,7 +158,10 @@ class Faults:
             mended = time.monotonic()
             mend()
             for one in asked:
-                self.tally[one.result(timeout=REQUEST_SECONDS + 10)] += 1
+                outcome = one.result(timeout=REQUEST_SECONDS + 10)
+                # Only a process that ends at once leaves half an answer.
+                assert fault in (self.kill, self.wrong_clock) or "IncompleteRead" not in outcome, fault.__name__
+                self.tally[outcome] += 1
         meet(self.nodes, DEADLINE)
         agreed = each(self.nodes, "wait_intents", instances=self.instances, cards=self.cards, deadline=DEADLINE)
         self.took("mended to agreed", agreed - mended)
