@@ -15,13 +15,15 @@ from tandem.api.exo_instance import instance_json
 from tandem.api.openapi import errors, stream_content
 from tandem.api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS
 from tandem.placement.roles import health, trouble
-from tandem.placement.world import card_of
+from tandem.placement.world import World, card_of
 from tandem.types.intents import InstanceIntent
 
 router = APIRouter(tags=["cluster"])
 
 LONGEST_WAIT = 3600.0
 """What 0 stands for: for ever, with an end."""
+MEETING_SECONDS = 5.0
+"""For which a node that is not there may be one that this one, just started, has not met yet."""
 
 
 @router.get(
@@ -46,6 +48,7 @@ async def await_instance(
 async def _events(context: Context, model_id: str, seconds: float) -> AsyncIterator[bytes]:
     node = context.node
     deadline = time.monotonic() + seconds
+    met = time.monotonic() + MEETING_SECONDS
     told: str | None = None
     async with context.follow() as changes:
         yield KEEP_ALIVE
@@ -64,7 +67,8 @@ async def _events(context: Context, model_id: str, seconds: float) -> AsyncItera
                 if state[intent.instance_id] == "ready":
                     yield event_frame({"type": "runners_ready", **_named(intent)})
                     return
-            if found and set(state.values()) == {"dead"}:
+            early = max(0.0, met - time.monotonic()) if any(_unmet(intent, world) for intent in found) else 0.0
+            if found and set(state.values()) == {"dead"} and not early:
                 reason = f"{found[0].model_id} cannot answer: {trouble(found[0], world)}."
                 yield event_frame({"type": "failed", **_named(found[0]), "message": reason})
                 return
@@ -74,7 +78,8 @@ async def _events(context: Context, model_id: str, seconds: float) -> AsyncItera
                 yield event_frame({"type": "timeout", "message": f"{model_id} {what} after {seconds:g} s."})
                 return
             try:
-                item = await changes.next_within(min(left, max(0.0, quiet + KEEP_ALIVE_SECONDS - time.monotonic())))
+                silence = max(0.0, quiet + KEEP_ALIVE_SECONDS - time.monotonic())
+                item = await changes.next_within(min(left, silence, early or left))
             except StopAsyncIteration:
                 yield event_frame({"type": "failed", "message": "The server is shutting down."})
                 return
@@ -87,6 +92,10 @@ def _serves(intent: InstanceIntent, model_id: str) -> bool:
     card = card_of(intent)
     names = card.names if card is not None else frozenset()
     return model_id.casefold() in names | {intent.model_id.casefold()}
+
+
+def _unmet(intent: InstanceIntent, world: World) -> bool:
+    return any(shard.node_id not in world.nodes for shard in intent.shards)
 
 
 def _named(intent: InstanceIntent) -> dict[str, Any]:
