@@ -25,7 +25,7 @@ pytestmark = [
 
 MEGABITS = 1000.0
 CABLE = MEGABITS * 1e6 / 8
-PROMPT_TOKENS = int(os.environ.get("TANDEM_HANDOFF_TOKENS", "1000"))
+PROMPT_TOKENS = int(os.environ.get("TANDEM_HANDOFF_TOKENS", "600"))
 """It is read twice, which is most of the time that this file takes."""
 DEADLINE = 240.0
 """Of a machine that does much else, too; the whole file takes some 40 seconds on two idle cores."""

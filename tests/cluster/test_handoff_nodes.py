@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(packaged_gguf() is None, reason=INSTALL_HINT),
 ]
 
-PROMPT_TOKENS = int(os.environ.get("TANDEM_HANDOFF_TOKENS", "1500"))
+PROMPT_TOKENS = int(os.environ.get("TANDEM_HANDOFF_TOKENS", "1000"))
 """4,000 is the length of the promise; it takes five minutes on two cores."""
 KILL_AT = 0.6
 DEADLINE = 600.0
