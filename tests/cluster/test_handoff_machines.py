@@ -28,7 +28,7 @@ CABLE = MEGABITS * 1e6 / 8
 PROMPT_TOKENS = int(os.environ.get("TANDEM_HANDOFF_TOKENS", "600"))
 """It is read twice, which is most of the time that this file takes."""
 DEADLINE = 240.0
-"""Of a machine that does much else, too; the whole file takes some 40 seconds on two idle cores."""
+"""Of a machine that does much else, too; the whole file takes less than a minute on two idle cores."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def pair(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         "TANDEM_OFFLINE": "true",
         "TANDEM_AUTOMATIC_LINKS": "false",
         # The proof's prompts are some chunks long.
-        "TANDEM_PREFILL_CHUNK": "128",
+        "TANDEM_PREFILL_CHUNK": "64",
         # All sides share the cores: more threads than those wait for one another.
         "OPENBLAS_NUM_THREADS": "1",
     }
