@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -91,14 +90,11 @@ class _Serving:
             node.serves_at(server.port)
             self._announcer.listening(server.url)
             if await self._unless_stopped(self._load(node)):
-                garbage.settle()
                 place = membership(self._settings, node.secret, node.node_id, node.state.nodes)
                 self._announcer.ready(server.url, node.local.instances(), bool(self._settings.api_key), place)
                 # While models load, the view says what fails; from now on only the log does.
                 _set_log_level(logging.INFO if self._verbose else logging.WARNING)
-                # What is here now stays for good: the collector need not walk it again under load.
-                gc.collect()
-                gc.freeze()
+                garbage.settle()
                 await self._unless_stopped(server.wait())
             if self._failure is not None:
                 raise self._failure

@@ -44,7 +44,9 @@ __all__ = ["InstanceStatus", "Node", "Stream"]
 BOUND = uuid.UUID("5a3f4a0c-5d8c-4c6e-9f6e-3f0a5f4b2d11")
 """Namespace of the ids of instances that a command line names."""
 FACTS_PAUSE = 0.2
-"""Seconds that facts may wait before prefill peers are named by them; intents never wait."""
+"""Seconds that facts may wait before prefill peers are named by them, in clusters of up to `FEW` nodes, and longer in
+larger ones; intents never wait."""
+FEW = 10
 
 
 class Node:
@@ -192,7 +194,7 @@ class Node:
         loop = asyncio.get_running_loop()
         try:
             await anext(events)
-            until = loop.time() + FACTS_PAUSE * max(1.0, len(self.control.state.nodes) / 10)
+            until = loop.time() + FACTS_PAUSE * max(1.0, len(self.control.state.nodes) / FEW)
             while self.control.state.intents is intents and (left := until - loop.time()) > 0:
                 if await events.next_within(left) is None:
                     return True

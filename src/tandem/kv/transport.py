@@ -177,7 +177,7 @@ class Transport:
             # The loop that all bytes go through: every call less for a record shows in the throughput.
             try:
                 count = read(size - filled, view[filled:])
-            except (ssl.SSLError, OSError):
+            except OSError:  # TLS's own among them
                 count = self._receive_some([view[filled:]], patience)
             else:
                 if not count:

@@ -33,6 +33,8 @@ CONNECT_SECONDS = 1.5
 """For each address: those that lead nowhere must not hold a request up for long."""
 KEPT_SECONDS = 30.0
 """How long an idle connection is kept."""
+FILE_BUFFER = 1 << 20
+"""Bytes of a file that may wait for the disk, and are then written together."""
 FAILURES = (aiohttp.ClientError, OSError)
 """What a node that is gone, or its connection, ends in. Timeouts of the library are among them."""
 
@@ -181,7 +183,7 @@ class NodeClient:
         target = f"/models/{quote(model_id)}/files/{quote(path)}"
         headers = {"range": f"bytes={start}-"} if start else {}
         try:
-            async with self._open("GET", node_id, addresses, target, headers=headers) as response:
+            async with self._open("GET", node_id, addresses, target, headers=headers, buffer=FILE_BUFFER) as response:
                 yield response.content.iter_any()
         except FAILURES as error:
             raise _lost(node_id, error) from error
@@ -217,6 +219,7 @@ class NodeClient:
         read: float = SILENCE_SECONDS,
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
+        buffer: int = 1 << 16,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """A response whose status says success, from the first address that can be connected to."""
         self._open_to[node_id] += 1
@@ -226,7 +229,9 @@ class NodeClient:
             for address in addresses:
                 url = URL(f"{self._scheme}://{address}{target}", encoded=True)
                 try:
-                    response = await self._session.request(method, url, data=body, headers=headers, timeout=timeout)
+                    response = await self._session.request(
+                        method, url, data=body, headers=headers, timeout=timeout, read_bufsize=buffer
+                    )
                 except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
                     failure = error
                     continue

@@ -113,9 +113,10 @@ class MlxHandoffs(Handoffs[Sequence]):
             # What is missing still is computed at home.
             sequence.may_hand_off = False
             sequence.prefill = Prefill(self._loaded.model, sequence.tokens, cache, position)
-            sequence.unstored = sequence.keeps_prefix and position > remote.start and self._prefix.can_wait
-            if sequence.keeps_prefix and position > remote.start and not sequence.unstored:
-                self._prefix.store(sequence.tokens[:position], cache, tail=sequence.prefill.done)
+            if sequence.keeps_prefix and position > remote.start:
+                sequence.unstored = self._prefix.can_wait
+                if not sequence.unstored:
+                    self._prefix.store(sequence.tokens[:position], cache, tail=sequence.prefill.done)
             ended.append(sequence)
         return ended
 

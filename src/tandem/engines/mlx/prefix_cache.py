@@ -59,6 +59,15 @@ class Hit:
     cache: list[Any]
 
 
+@dataclass(slots=True)
+class _Later:
+    """A cache that is stored step by step, up to `position` so far."""
+
+    tokens: list[int]
+    cache: Sequence[Any]
+    position: int = 0
+
+
 class PrefixCache:
     """The prefix cache of one loaded model.
 
@@ -75,7 +84,7 @@ class PrefixCache:
         self._kinds = [kind_of(leaf) for leaf in parts]
         self._windows = {index: leaf.max_size for index, leaf in enumerate(parts) if self._kinds[index] == "window"}
         self._has_state = "state" in self._kinds
-        self._later: list[tuple[list[int], Sequence[Any], int]] = []
+        self._later: _Later | None = None
 
     @property
     def nbytes(self) -> int:
@@ -95,7 +104,7 @@ class PrefixCache:
 
     def clear(self) -> None:
         """Drop everything."""
-        self._later.clear()
+        self._later = None
         self._tree.clear()
 
     def check(self) -> None:
@@ -196,32 +205,29 @@ class PrefixCache:
         Args:
             cache: not used by anything else from now on.
         """
-        if not self.can_wait or self._later:
-            # One cache beside those that run is memory enough.
+        # One cache beside those that run is memory enough.
+        self.store_rest()
+        self._later = _Later(tokens, cache)
+        if not self.can_wait:
             self.store_rest()
-            self.store(tokens, cache, tail=True)
-            return
-        self._later.append((tokens, cache, 0))
 
     def store_some(self, seconds: float) -> None:
         """Go on storing for about so long."""
         until = time.monotonic() + seconds
-        while self._later:
-            tokens, cache, position = self._later.pop()
-            position += BLOCK_TOKENS
-            if position >= len(tokens):
-                self.store(tokens, cache, tail=True)
+        while (later := self._later) is not None:
+            later.position += BLOCK_TOKENS
+            if later.position >= len(later.tokens):
+                self.store_rest()
                 return
-            self.store(tokens[:position], cache, tail=False)
-            self._later.append((tokens, cache, position))
+            self.store(later.tokens[: later.position], later.cache, tail=False)
             if time.monotonic() >= until:
                 return
 
     def store_rest(self) -> None:
         """Store all that is left."""
-        while self._later:
-            tokens, cache, _ = self._later.pop()
-            self.store(tokens, cache, tail=True)
+        later, self._later = self._later, None
+        if later is not None:
+            self.store(later.tokens, later.cache, tail=True)
 
     def _complete(self, path: list[Block[BlockEntries]], parts: Sequence[Any]) -> None:
         """Add window entries that blocks lack and `parts` hold.
