@@ -103,13 +103,15 @@ class Machine:
 
     def rate(self, megabits: float) -> None:
         """Slow the cable down, both ways."""
-        for namespace, device in ((self.namespace, "eth0"), (self.network.switch, self.port)):
-            run("ip", "netns", "exec", namespace, "tc", "qdisc", "replace", "dev", device, *tbf(megabits))
+        self._at_both_ends("replace", *tbf(megabits))
 
     def unrate(self) -> None:
         """Undo `rate`."""
+        self._at_both_ends("delete", "root")
+
+    def _at_both_ends(self, verb: str, *qdisc: str) -> None:
         for namespace, device in ((self.namespace, "eth0"), (self.network.switch, self.port)):
-            run("ip", "netns", "exec", namespace, "tc", "qdisc", "delete", "dev", device, "root")
+            run("ip", "netns", "exec", namespace, "tc", "qdisc", verb, "dev", device, *qdisc)
 
     def sent(self) -> int:
         """Bytes that have gone into the cable from here, headers included."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tandem.bench.handoff.children import Child
 from tandem.bench.handoff.plan import HandoffPlan
+from tandem.bench.handoff.replaying import record, replay_node
 from tandem.bench.handoff.report import TokenGaps
 from tandem.bench.handoff.ttft import MOST
 from tandem.bench.processes import HOST
@@ -33,7 +33,6 @@ from tandem.errors import DeadlineError, EngineError
 STREAM_PROMPT_TOKENS = 128
 """Long enough for the node to learn its own prefill speed, which the decision rule needs."""
 STREAM_TOKENS = 4000
-RECORD_SECONDS = 600.0
 GAPS_SECONDS = 120.0
 
 
@@ -107,16 +106,9 @@ async def measure_itl(plan: HandoffPlan, folder: Path, work: Path, say: Say) -> 
     rounds: list[Gaps] = []
     async with AsyncExitStack() as stack:
         say("starting the replaying prefill node")
-        settings = {
-            # What it computes is kept by the recorder, not by the engine.
-            "engine": {"engine": "mlx", "model_id": "bench", "path": str(folder), "prefix_cache_bytes": 0},
-            "rate": plan.itl_rate,
-        }
-        replay = await stack.enter_async_context(
-            Child("the replaying node", "tandem.bench.handoff.replay", settings, work / "replay.log")
-        )
+        replay = await stack.enter_async_context(replay_node(folder, plan.itl_rate, work / "replay.log"))
         say("recording a prefill")
-        nbytes = (await replay.ask({"record": longs[0][:-1]}, RECORD_SECONDS))["bytes"]
+        nbytes = await record(replay, longs[0])
         peers = {"TANDEM_PREFILL_PEERS": f"{HOST}:{replay.ready['port']}", "TANDEM_CLUSTER_SECRET": ""}
         target = tandem_server(str(folder), work, batch=plan.itl_streams + 1, environment=peers)
         say("starting the decode node")

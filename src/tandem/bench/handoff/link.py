@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from tandem.bench.handoff.children import Child
-from tandem.bench.handoff.itl import RECORD_SECONDS
 from tandem.bench.handoff.plan import HandoffPlan
+from tandem.bench.handoff.replaying import record, replay_node
 from tandem.bench.handoff.report import FirstToken, LinkResult
 from tandem.bench.handoff.ttft import SECRET, Samples, decode_engine, hand_off, prefill_node
 from tandem.bench.netns import Machine, Network, missing
@@ -82,26 +81,22 @@ class Cable:
     async def replayed(self) -> LinkResult:
         """Of prompts whose entries are ready as fast as the cable carries them, and cost their machine nothing."""
         prompts = self._tokens("replayed")
-        engine = {
-            "engine": "mlx",
-            "model_id": "bench",
-            "path": str(self._folder),
-            "prefill_chunk": self._plan.ttft_chunk,
-            "prefix_cache_bytes": 0,
-            "kv_host": self._there.address,
-            "cluster_secret": SECRET,
-            "node_id": "bench-replay",
-        }
-        settings = {"engine": engine, "rate": self._rate}
-        log, prefix = self._work / "link-replay.log", self._there.prefix
+        node = replay_node(
+            self._folder,
+            self._rate,
+            self._work / "link-replay.log",
+            prefix=self._there.prefix,
+            prefill_chunk=self._plan.ttft_chunk,
+            kv_host=self._there.address,
+            cluster_secret=SECRET,
+            node_id="bench-replay",
+        )
         async with AsyncExitStack() as stack:
             self._say("starting the replaying node")
-            replay = await stack.enter_async_context(
-                Child("the replaying node", "tandem.bench.handoff.replay", settings, log, prefix=prefix)
-            )
+            await stack.enter_async_context(node)
             self._say("recording a prefill")
-            await replay.ask({"record": prompts[-1][:-1]}, RECORD_SECONDS)
-            return await self._measure(stack, replay.ready["port"], prompts)
+            await record(node, prompts[-1])
+            return await self._measure(stack, node.ready["port"], prompts)
 
     def _tokens(self, label: str) -> list[list[int]]:
         """A short prompt to warm up with, and one a round."""

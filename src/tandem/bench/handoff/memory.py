@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tandem.bench.handoff.children import Child
 from tandem.bench.handoff.plan import HandoffPlan
+from tandem.bench.handoff.replaying import record, replay_node
 from tandem.bench.handoff.report import PeakMemory
 from tandem.bench.processes import HOST
 from tandem.bench.prompts import PromptMaker
@@ -18,7 +19,6 @@ from tandem.bench.serve import Say
 
 REPLAY_RATE = 500e6
 SMALL_PROMPT_TOKENS = 300
-RECORD_SECONDS = 600.0
 
 
 async def measure_memory(plan: HandoffPlan, folder: Path, work: Path, say: Say) -> PeakMemory:
@@ -33,20 +33,18 @@ async def measure_memory(plan: HandoffPlan, folder: Path, work: Path, say: Say) 
     answers: list[dict[str, int | str]] = []
     async with AsyncExitStack() as stack:
         say("starting the replaying prefill node")
-        engine = {"engine": "mlx", "model_id": "bench", "path": str(folder), "prefix_cache_bytes": 0}
-        replay = await stack.enter_async_context(
-            Child(
-                "the replaying node",
-                "tandem.bench.handoff.replay",
-                {"engine": engine, "rate": REPLAY_RATE},
-                work / "memory-replay.log",
-            )
-        )
+        replay = await stack.enter_async_context(replay_node(folder, REPLAY_RATE, work / "memory-replay.log"))
         say("recording a prefill")
-        nbytes: int = (await replay.ask({"record": tokens[:-1]}, RECORD_SECONDS))["bytes"]
-        peers = {"prefill_peers": [{"address": f"{HOST}:{replay.ready['port']}"}]}
+        nbytes = await record(replay, tokens)
+        engine = {
+            "engine": "mlx",
+            "model_id": "bench",
+            "path": str(folder),
+            "prefix_cache_bytes": 0,
+            "prefill_peers": [{"address": f"{HOST}:{replay.ready['port']}"}],
+        }
         decoder = await stack.enter_async_context(
-            Child("the decode engine", "tandem.bench.handoff.decoder", engine | peers, work / "memory-decoder.log")
+            Child("the decode engine", "tandem.bench.handoff.decoder", engine, work / "memory-decoder.log")
         )
         await decoder.ask({"tokens": short, "max_tokens": 2})
         for number in range(plan.rounds):
