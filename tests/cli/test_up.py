@@ -90,15 +90,20 @@ def test_the_end_of_its_standard_input_ends_it_in_order(home: Path) -> None:
     assert events[-2:] == ["stopping", "stopped"]
 
 
-def test_running_answers_may_finish(up: StartUp) -> None:
-    server = up("sim:decode_tps=50,answer_tokens=60")
-    stream = begin_stream(server.ready()["url"])
+def stop_and_finish(server: Up, stream: http.client.HTTPResponse) -> None:
+    """The server is told to stop, and the answer that it computes comes whole."""
     server.signal(signal.SIGTERM)
     assert server.event("stopping")["running"] == 1
     rest = stream.read()
     assert b'"finish_reason":"stop"' in rest or b'"finish_reason":"length"' in rest
     assert rest.endswith(b"data: [DONE]\n\n")
     assert server.wait() == 0
+
+
+def test_running_answers_may_finish(up: StartUp) -> None:
+    server = up("sim:decode_tps=50,answer_tokens=60")
+    stream = begin_stream(server.ready()["url"])
+    stop_and_finish(server, stream)
 
 
 def test_answers_for_other_nodes_may_finish_too(up: StartUp, tmp_path: Path) -> None:
@@ -110,12 +115,7 @@ def test_answers_for_other_nodes_may_finish_too(up: StartUp, tmp_path: Path) -> 
     # It may know of the instance before it has met the node: waiting does not end in "gone" then.
     assert b"runners_ready" in request(url, "GET", "/instance/await?model_id=sim").read()
     stream = begin_stream(url)
-    server.signal(signal.SIGTERM)
-    assert server.event("stopping")["running"] == 1
-    rest = stream.read()
-    assert b'"finish_reason":"stop"' in rest or b'"finish_reason":"length"' in rest
-    assert rest.endswith(b"data: [DONE]\n\n")
-    assert server.wait() == 0
+    stop_and_finish(server, stream)
     assert server.runners_left() == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 
 import gguf
@@ -31,26 +32,41 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+class Held:
+    """Work that waits in its first step until nobody waits for it any more."""
+
+    def __init__(self) -> None:
+        self._begun, self._go, self.ended = threading.Event(), threading.Event(), threading.Event()
+
+    def step(self) -> None:
+        """In the thread."""
+        self._begun.set()
+        assert self._go.wait(DEADLINE)
+
+    async def give_up(self, work: Awaitable[object]) -> None:
+        """Cancel the work in its first step, and see it end after that."""
+        task = asyncio.ensure_future(work)
+        assert await asyncio.to_thread(self._begun.wait, DEADLINE)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        self._go.set()
+        assert await asyncio.to_thread(self.ended.wait, DEADLINE)
+
+
 async def test_work_ends_at_its_next_step() -> None:
-    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    held = Held()
 
     def work(check: Check) -> None:
         try:
             check()
-            begun.set()
-            assert go.wait(DEADLINE)
+            held.step()
             check()
             raise AssertionError("it goes on")
         except CancelledError:
-            ended.set()
+            held.ended.set()
 
-    task = asyncio.create_task(in_thread(work))
-    assert await asyncio.to_thread(begun.wait, DEADLINE)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    go.set()
-    assert await asyncio.to_thread(ended.wait, DEADLINE)
+    await held.give_up(in_thread(work))
 
 
 async def test_results_and_errors_come_through() -> None:
@@ -65,28 +81,21 @@ async def test_a_conversion_that_nobody_waits_for_ends(tmp_path: Path, monkeypat
     kinds = gguf.GGMLQuantizationType
     path = tiny_gguf.write_gguf(tmp_path / "tiny.gguf", "llama", tiny_gguf.weights("llama"), kinds.F16)
     steps: list[Progress] = []
-    begun, go, ended = threading.Event(), threading.Event(), threading.Event()
+    held = Held()
 
     def hold(progress: Progress) -> None:
         steps.append(progress)
-        begun.set()
-        assert go.wait(DEADLINE)
+        held.step()
 
     def build(*arguments: object) -> Path:
         try:
             return build_once(*arguments)  # type: ignore[arg-type]
         finally:
-            ended.set()
+            held.ended.set()
 
     monkeypatch.setattr(store, "build_once", build)
     models = ModelStore(Settings(home=tmp_path / "home"))
-    task = asyncio.create_task(LocalModels(models).obtain(str(path), hold))
-    assert await asyncio.to_thread(begun.wait, DEADLINE)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    go.set()
-    assert await asyncio.to_thread(ended.wait, DEADLINE)
+    await held.give_up(LocalModels(models).obtain(str(path), hold))
     assert len(steps) == 1
     assert [one for one in models.settings.converted_dir.iterdir() if not one.name.startswith(".locks")] == []
 
@@ -96,27 +105,20 @@ async def test_a_hash_that_nobody_waits_for_ends(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(manifest, "CHUNK", 1024)
     file = ModelFile("model.safetensors", 1 << 20)
     partial_of(tmp_path, file).write_bytes(os.urandom(1 << 19))
-    checks, begun, go, ended = 0, threading.Event(), threading.Event(), threading.Event()
+    checks, held = 0, Held()
 
     def work(check: Check) -> None:
         def counted() -> None:
             nonlocal checks
             checks += 1
-            begun.set()
-            assert go.wait(DEADLINE)
+            held.step()
             check()
 
         try:
             ArrivingFile(tmp_path, file, counted)
         finally:
-            ended.set()
+            held.ended.set()
 
-    task = asyncio.create_task(in_thread(work))
-    assert await asyncio.to_thread(begun.wait, DEADLINE)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    go.set()
-    assert await asyncio.to_thread(ended.wait, DEADLINE)
+    await held.give_up(in_thread(work))
     assert checks == 1
     assert partial_of(tmp_path, file).stat().st_size == 1 << 19
