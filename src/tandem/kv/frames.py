@@ -33,7 +33,7 @@ class FrameWriter:
 
     def tensor(self, header: Header, views: Sequence[memoryview], patience: Patience) -> int:
         """Send a data or state frame; sequence, length and checksum are filled in. Returns its payload's bytes."""
-        length = sum(len(view) for view in views)
+        length = sum(map(len, views))
         self._send(header._replace(length=length, checksum=checksum(views)), views, patience)
         return length
 
@@ -112,11 +112,11 @@ class FrameReader:
                 wrong: then the buffers hold rubbish.
         """
         views = destinations(header)
-        room = sum(len(view) for view in views)
+        room = sum(map(len, views))
         if room != header.length:
             raise WireError(f"A {header.name} frame of {header.length} bytes came for entries of {room}. Same Tandem?")
         digest = new_digest()
-        self._transport.receive(views, patience, digest=digest)
+        self._begun = self._transport.receive(views, patience, digest=digest, ahead=self._buffer)
         self._check(header, digest.intdigest())
 
     def control(self, header: Header, kind: type[C], patience: Patience) -> C:

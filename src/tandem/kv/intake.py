@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -10,11 +10,23 @@ from tandem.errors import HandoffError, InvalidRequestError, WireError
 from tandem.kv.codec import CODEC_IDS, RAW, Codec
 from tandem.kv.control import Done
 from tandem.kv.dtypes import DTYPES, Array
+from tandem.kv.intervals import Span
 from tandem.kv.plan import Plan, Wanted
 from tandem.kv.wire import CodecId, FrameType, Header
 
 if TYPE_CHECKING:
+    from tandem.kv.layout import Part
     from tandem.kv.staging import PartBuffer, Segment, Staging
+
+
+class _Asked(NamedTuple):
+    """What a data frame of one layer and part may bring; looked up for every frame, so worked out once."""
+
+    part: Part
+    heads: Span
+    spans: tuple[Span, ...]
+    dtype: int
+    row_bytes: int
 
 
 class Intake:
@@ -35,12 +47,18 @@ class Intake:
         self._staging = staging
         self._closed = False
         self._pending: Header | None = None
+        self._asked = {
+            (index, number): _Asked(
+                part, self.plan.heads(part), self.plan.spans(index), DTYPES[part.dtype].code, part.row_bytes
+            )
+            for index in self.plan.layers
+            for number, part in enumerate(self.plan.layer(index).parts)
+        }
         self._scratch = np.empty(0, np.uint8)
         with staging.lock:
             self._check_within(staging.plan)
-            for index in self.plan.layers:
-                for number, part in enumerate(self.plan.layer(index).parts):
-                    staging.parts[index, number].forget_from(wanted.start, self.plan.heads(part))
+            for key, asked in self._asked.items():
+                staging.parts[key].forget_from(wanted.start, asked.heads)
             staging.states = {
                 key: buffer
                 for key, buffer in staging.states.items()
@@ -151,39 +169,41 @@ class Intake:
         return [buffer.array.reshape(-1).view(np.uint8).data]
 
     def _data(self, header: Header) -> list[memoryview]:
-        layer = self.plan.layer(header.layer) if header.layer in self.plan.layers else None
-        if layer is None or header.part >= len(layer.parts):
+        asked = self._asked.get((header.layer, header.part))
+        if asked is None:
             raise WireError(f"Part {header.part} of layer {header.layer} was not asked for. The peer is broken.")
-        part = layer.parts[header.part]
-        heads, head_end = self.plan.heads(part), header.head_start + header.head_count
-        asked = any(s.start <= header.token_start and header.token_end <= s.end for s in self.plan.spans(header.layer))
-        if not asked or not heads.start <= header.head_start < head_end <= heads.end:
+        heads, tokens = header.heads, header.tokens
+        wanted = any(span.start <= tokens.start and tokens.end <= span.end for span in asked.spans)
+        if not wanted or not asked.heads.start <= heads.start < heads.end <= asked.heads.end:
             raise WireError(
-                f"Tokens [{header.token_start}, {header.token_end}), heads [{header.head_start}, {head_end}) of layer "
-                f"{header.layer} were not asked for. The peer is broken."
+                f"Tokens [{tokens.start}, {tokens.end}), heads [{heads.start}, {heads.end}) of layer {header.layer} "
+                "were not asked for. The peer is broken."
             )
-        self._check_dtype(header, DTYPES[part.dtype].code)
-        codec = self._codec(header)
-        if codec is not None and not codec.applies_to(part):
-            raise WireError(f"{part.name} of {part.dtype} cannot be in codec {codec.name}. The peer is broken.")
-        row_bytes = codec.row_bytes(part.dim) if codec else part.row_bytes
+        self._check_dtype(header, asked.dtype)
+        codec, row_bytes = self._codec(header), asked.row_bytes
+        if codec is not None:
+            if not codec.applies_to(asked.part):
+                raise WireError(
+                    f"{asked.part.name} of {asked.part.dtype} cannot be in codec {codec.name}. The peer is broken."
+                )
+            row_bytes = codec.row_bytes(asked.part.dim)
         if header.length != row_bytes * header.head_count * header.token_count:
             raise WireError(
                 f"A frame of {header.length} bytes came for {header.head_count} heads and {header.token_count} tokens "
                 f"of {row_bytes} bytes. The peer is broken."
             )
         buffer = self._staging.parts.get((header.layer, header.part))
-        segment = buffer.segment(header.token_start, header.token_end) if buffer else None
+        segment = buffer.segment(tokens.start, tokens.end) if buffer else None
         if buffer is None or segment is None:
             raise WireError(f"Layer {header.layer} is no longer received into. The peer is broken.")
-        if buffer.reserved.overlaps(header.heads, header.tokens):
+        try:
+            buffer.reserved.add(heads, tokens)
+        except ValueError:
             raise WireError(
-                f"Tokens [{header.token_start}, {header.token_end}) of layer {header.layer} came twice. "
-                "The peer is broken."
-            )
-        buffer.reserved.add(header.heads, header.tokens)
+                f"Tokens [{tokens.start}, {tokens.end}) of layer {header.layer} came twice. The peer is broken."
+            ) from None
         if codec is None:
-            return _rows(buffer, segment, header)
+            return _rows(segment, asked.row_bytes, heads.start - buffer.heads.start, header)
         if len(self._scratch) < header.length:
             self._scratch = np.empty(header.length, np.uint8)
         return [self._scratch[: header.length].data]
@@ -230,13 +250,10 @@ class Intake:
             )
 
 
-def _rows(buffer: PartBuffer, segment: Segment, header: Header) -> list[memoryview]:
+def _rows(segment: Segment, row: int, first_head: int, header: Header) -> list[memoryview]:
     """The memory of a frame's entries: one piece per head, or a single one where they touch."""
-    row, length = buffer.part.row_bytes, segment.array.shape[1]
-    first = header.token_start - segment.first
-    first_head = header.head_start - buffer.heads.start
-    if header.token_count == length:
-        begin = first_head * length * row
-        return [segment.rows[begin : begin + header.head_count * length * row]]
-    begins = [((first_head + head) * length + first) * row for head in range(header.head_count)]
-    return [segment.rows[begin : begin + header.token_count * row] for begin in begins]
+    length, first, size = segment.array.shape[1], header.token_start - segment.first, header.token_count * row
+    begin, stride = (first_head * length + first) * row, length * row
+    if size == stride:
+        return [segment.rows[begin : begin + header.head_count * size]]
+    return [segment.rows[at : at + size] for at in range(begin, begin + header.head_count * stride, stride)]

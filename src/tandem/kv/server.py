@@ -56,7 +56,7 @@ class ServerOptions(msgspec.Struct, frozen=True):
     keep_alive: float = 1.0
     max_tokens: Annotated[int, msgspec.Meta(ge=1, lt=MAX_TOKENS)] = 1 << 20
     backlog_bytes: int = 256 << 20
-    frame_bytes: int = 1 << 20
+    frame_bytes: int = 2 << 20
     codecs: tuple[str, ...] = CODEC_NAMES
 
 

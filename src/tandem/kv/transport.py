@@ -139,35 +139,48 @@ class Transport:
                 self.sent += count
                 pending = _after(pending, count)
 
-    def receive(self, views: Sequence[memoryview], patience: Patience, *, digest: Digest | None = None) -> None:
-        """Fill all buffers, in order.
+    def receive(
+        self,
+        views: Sequence[memoryview],
+        patience: Patience,
+        *,
+        digest: Digest | None = None,
+        ahead: memoryview | None = None,
+    ) -> int:
+        """Fill all buffers, in order. Returns how many bytes of `ahead` were filled along with them.
 
         Args:
             digest: is updated with the bytes as they come, while the processor still has them in its cache.
+            ahead: memory for what comes next; what of it is there already spares a system call later.
 
         Raises:
             PeerLostError: the connection ended before they were full.
             PeerSilentError, CancelledError: as for every wait.
         """
-        views = [view for view in views if len(view)]
+        views = list(filter(len, views))
         if self._tls is not None:
             for view in views:
                 self._fill(view, patience, digest)
-            return
-        index = offset = 0
-        while index < len(views):
-            pieces = _pieces(views, index, offset)
-            count = self._receive_some(pieces, patience)
-            for piece in pieces:
-                here = min(count, len(piece))
-                if digest is not None:
-                    digest.update(piece if here == len(piece) else piece[:here])
-                count -= here
-                offset += here
-                if offset == len(views[index]):
-                    index, offset = index + 1, 0
-                if not count:
-                    break
+            return 0
+        early = 0
+        while views:
+            pieces, views = _pieces(views)
+            size = sum(map(len, pieces))
+            if ahead is not None and not views:
+                count = self._receive_some([*pieces, ahead], patience)
+                early = max(0, count - size)
+                count -= early
+            else:
+                count = self._receive_some(pieces, patience)
+            rest: list[memoryview] = []
+            if count < size:
+                pieces, rest = _split(pieces, count)
+            if digest is not None:
+                for piece in pieces:
+                    digest.update(piece)
+            if rest:
+                views = [*rest, *views]
+        return early
 
     def _fill(self, view: memoryview, patience: Patience, digest: Digest | None) -> None:
         """Fill one buffer from TLS, whose records of 16 KiB come one at a time."""
@@ -295,22 +308,20 @@ def _ended() -> PeerLostError:
 
 def _after(views: list[memoryview], count: int) -> list[memoryview]:
     """What of the buffers comes after their first `count` bytes."""
+    return _split(views, count)[1]
+
+
+def _split(views: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
+    """The first `count` bytes of the buffers, and the rest."""
     for index, view in enumerate(views):
         if count < len(view):
-            return [view[count:], *views[index + 1 :]]
+            before = [*views[:index], view[:count]] if count else views[:index]
+            return before, [view[count:], *views[index + 1 :]]
         count -= len(view)
-    return []
+    return views, []
 
 
-def _pieces(views: Sequence[memoryview], index: int, offset: int) -> list[memoryview]:
-    """What to receive next: from `offset` in buffer `index` on, at most `_PIECE` bytes. No buffer is empty."""
-    pieces: list[memoryview] = []
-    room = _PIECE
-    while index < len(views) and room and len(pieces) < _MAX_VECTORS:
-        view = views[index]
-        left = len(view) - offset
-        piece = view if not offset and left <= room else view[offset : offset + min(left, room)]
-        pieces.append(piece)
-        room -= len(piece)
-        index, offset = index + 1, 0
-    return pieces
+def _pieces(views: list[memoryview]) -> tuple[list[memoryview], list[memoryview]]:
+    """What to receive next, at most `_PIECE` bytes, and what comes after that. No buffer is empty."""
+    pieces, rest = _split(views[:_MAX_VECTORS], _PIECE)
+    return pieces, [*rest, *views[_MAX_VECTORS:]]

@@ -101,7 +101,7 @@ class Header(NamedTuple):
     @property
     def tokens(self) -> Span:
         """Tokens of a data frame."""
-        return Span(self.token_start, self.token_end)
+        return Span(self.token_start, self.token_start + self.token_count)
 
     @property
     def name(self) -> str:
@@ -161,7 +161,7 @@ def decode_header(data: Buffer, *, max_request_bytes: int = MAX_CONTROL_BYTES) -
         raise WireError(f"{bytes(magic)!r} begins no frame. Point the link at the peer's KV port.")
     if version != VERSION:
         raise WireError(f"The peer speaks wire version {version}, we speak {VERSION}. Install the same Tandem on both.")
-    if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != xxhash.xxh3_64_intdigest(bytes(data[: _FIELDS.size])):
+    if _CHECKSUM.unpack_from(data, _FIELDS.size)[0] != xxhash.xxh3_64_intdigest(data[: _FIELDS.size]):
         raise WireError("A frame header's checksum is wrong: it was damaged on the way. Check the link.")
     header = Header(*values)
     if data[9]:

@@ -13,10 +13,11 @@ from tandem.kv.layout import Layer, Layout, Part
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A prompt of `tokens` tokens, computed in chunks, in a cache of `layers` layers of bfloat16 keys and values."""
+    """A prompt of `tokens` tokens, computed in chunks as by the engine of a machine with a GPU, in a cache of `layers`
+    layers of bfloat16 keys and values."""
 
-    tokens: int = 2048
-    chunk: int = 512
+    tokens: int = 4096
+    chunk: int = 2048
     layers: int = 32
     heads: int = 8
     dim: int = 128

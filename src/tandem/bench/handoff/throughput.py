@@ -26,8 +26,8 @@ KINDS = {
 }
 """Name: the sender's kind, and whether over TLS."""
 
-REPEATS = 3
-"""Measurements of each a round: they take a fraction of a second, so anything else that runs shows in single ones."""
+REPEATS = 8
+"""Of each pair, a round: one takes a fraction of a second, so anything else that runs shows in single ones."""
 
 
 async def measure_throughput(plan: HandoffPlan, work: Path, say: Say) -> Throughput:
@@ -37,7 +37,7 @@ async def measure_throughput(plan: HandoffPlan, work: Path, say: Say) -> Through
         TandemError: a sender failed, or other bytes arrived than were sent.
     """
     shape = Shape(tokens=plan.throughput_tokens)
-    seconds: dict[str, list[float]] = {name: [] for name in KINDS}
+    pairs: dict[str, list[tuple[float, float]]] = {"plane": [], "plane_tls": [], "peer": []}
     async with AsyncExitStack() as stack:
         say("starting the senders")
         receivers: dict[str, Receiver] = {}
@@ -50,19 +50,29 @@ async def measure_throughput(plan: HandoffPlan, work: Path, say: Say) -> Through
             receivers[name] = receiver = await asyncio.to_thread(_receiver, kind, child.ready["port"], shape, tls)
             stack.callback(receiver.close)
             await asyncio.to_thread(receiver.receive)
-        for number in range(plan.rounds * REPEATS):
-            order = list(KINDS)
-            order = order[number % len(order) :] + order[: number % len(order)]
-            for name in order:
-                say(f"throughput {number + 1} of {plan.rounds * REPEATS}: {name}")
-                seconds[name].append(await asyncio.to_thread(receivers[name].receive))
-    rates = {name: [shape.nbytes / one for one in taken] for name, taken in seconds.items()}
+
+        async def beside(name: str, yardstick: str) -> None:
+            """Both, one right after the other, in an order that changes."""
+            order = (name, yardstick) if len(pairs[name]) % 2 else (yardstick, name)
+            seconds = {one: await asyncio.to_thread(receivers[one].receive) for one in order}
+            pairs[name].append((shape.nbytes / seconds[name], shape.nbytes / seconds[yardstick]))
+
+        for number in range(plan.rounds):
+            for repeat in range(REPEATS):
+                say(f"throughput, round {number + 1} of {plan.rounds}: {repeat + 1} of {REPEATS}")
+                await beside("plane", "socket")
+                await beside("plane_tls", "socket_tls")
+            say(f"throughput, round {number + 1} of {plan.rounds}: the peer's protocol")
+            await beside("peer", "socket")
+    figures = {name: ratios(*zip(*pairs[name], strict=True)) for name in pairs}
+    rates = {name: Series.of([rate for rate, _ in pairs[name]]) for name in pairs}
+    rates |= {f"socket{suffix}": Series.of([rate for _, rate in pairs[f"plane{suffix}"]]) for suffix in ("", "_tls")}
     return Throughput(
         payload_bytes=shape.nbytes,
-        socket_ratio=ratios(rates["plane"], rates["socket"]),
-        socket_ratio_tls=ratios(rates["plane_tls"], rates["socket_tls"]),
-        peer_protocol_ratio=ratios(rates["peer"], rates["socket"]),
-        bytes_per_second={name: Series.of(values) for name, values in rates.items()},
+        socket_ratio=figures["plane"],
+        socket_ratio_tls=figures["plane_tls"],
+        peer_protocol_ratio=figures["peer"],
+        bytes_per_second=rates,
     )
 
 
