@@ -62,6 +62,26 @@ def test_more_buffers_than_a_system_call_takes(pair: tuple[Transport, socket.soc
     assert b"".join(buffers) == data
 
 
+@pytest.mark.parametrize("follows", [0, 3, HEADER_BYTES, HEADER_BYTES + 5])
+def test_what_comes_next_is_received_along(pair: tuple[Transport, socket.socket], follows: int) -> None:
+    transport, theirs = pair
+    data, after = random.Random(2).randbytes(1000), random.Random(3).randbytes(follows)
+    theirs.sendall(data + after)
+    buffers, ahead, digest, whole = (
+        [bytearray(400), bytearray(600)],
+        bytearray(HEADER_BYTES),
+        new_digest(),
+        new_digest(),
+    )
+    views = [memoryview(buffer) for buffer in buffers]
+    early = transport.receive(views, PATIENCE, digest=digest, ahead=memoryview(ahead))
+    assert b"".join(buffers) == data
+    assert early == min(follows, HEADER_BYTES)
+    assert ahead[:early] == after[:early]
+    whole.update(data)
+    assert digest.intdigest() == whole.intdigest(), "what is next is not of this payload"
+
+
 def test_the_end_in_the_middle_is_an_error(pair: tuple[Transport, socket.socket]) -> None:
     transport, theirs = pair
     theirs.sendall(b"abc")

@@ -18,9 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from tandem.errors import CancelledError, PeerLostError, PeerSilentError
-
-_MAX_VECTORS = 512
-"""Buffers per system call; all platforms take 1024."""
+from tandem.kv.buffers import MAX_BUFFERS, pieces, split
 
 _PIECE = 512 << 10
 """Bytes received at a time: few enough to be in the processor's cache still when their checksum is computed."""
@@ -128,7 +126,7 @@ class Transport:
                 if self._tls is not None:
                     count = self._tls.send(pending[0])
                 else:
-                    count = self._socket.sendmsg(pending[:_MAX_VECTORS])
+                    count = self._socket.sendmsg(pending[:MAX_BUFFERS])
             except (BlockingIOError, ssl.SSLWantWriteError):
                 self._wait(select.POLLOUT, patience)
             except ssl.SSLWantReadError:
@@ -137,7 +135,7 @@ class Transport:
                 raise PeerLostError(f"The peer closed the connection ({error}). Is it still up?") from error
             else:
                 self.sent += count
-                pending = _after(pending, count)
+                pending = split(pending, count)[1]
 
     def receive(
         self,
@@ -164,22 +162,20 @@ class Transport:
             return 0
         early = 0
         while views:
-            pieces, views = _pieces(views)
-            size = sum(map(len, pieces))
+            now, views = pieces(views, _PIECE)
+            size = sum(map(len, now))
             if ahead is not None and not views:
-                count = self._receive_some([*pieces, ahead], patience)
+                count = self._receive_some([*now, ahead], patience)
                 early = max(0, count - size)
                 count -= early
             else:
-                count = self._receive_some(pieces, patience)
-            rest: list[memoryview] = []
+                count = self._receive_some(now, patience)
             if count < size:
-                pieces, rest = _split(pieces, count)
-            if digest is not None:
-                for piece in pieces:
-                    digest.update(piece)
-            if rest:
+                now, rest = split(now, count)
                 views = [*rest, *views]
+            if digest is not None:
+                for view in now:
+                    digest.update(view)
         return early
 
     def _fill(self, view: memoryview, patience: Patience, digest: Digest | None) -> None:
@@ -201,10 +197,10 @@ class Transport:
                 digest.update(view[digested:filled])
                 digested = filled
 
-    def _receive_some(self, pieces: list[memoryview], patience: Patience) -> int:
+    def _receive_some(self, views: list[memoryview], patience: Patience) -> int:
         while True:
             try:
-                return self._receive_into(pieces)
+                return self._receive_into(views)
             except (BlockingIOError, ssl.SSLWantReadError):
                 self._wait(select.POLLIN, patience)
             except ssl.SSLWantWriteError:
@@ -221,14 +217,14 @@ class Transport:
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return 0
 
-    def _receive_into(self, pieces: list[memoryview]) -> int:
+    def _receive_into(self, views: list[memoryview]) -> int:
         try:
             if self._tls is not None:
-                count: int = self._read_tls(len(pieces[0]), pieces[0])
-            elif len(pieces) == 1:
-                count = self._socket.recv_into(pieces[0])
+                count: int = self._read_tls(len(views[0]), views[0])
+            elif len(views) == 1:
+                count = self._socket.recv_into(views[0])
             else:
-                count = self._socket.recvmsg_into(pieces)[0]
+                count = self._socket.recvmsg_into(views)[0]
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except OSError as error:
@@ -304,24 +300,3 @@ class Transport:
 
 def _ended() -> PeerLostError:
     return PeerLostError("The peer closed the connection in the middle. Is it still up?")
-
-
-def _after(views: list[memoryview], count: int) -> list[memoryview]:
-    """What of the buffers comes after their first `count` bytes."""
-    return _split(views, count)[1]
-
-
-def _split(views: list[memoryview], count: int) -> tuple[list[memoryview], list[memoryview]]:
-    """The first `count` bytes of the buffers, and the rest."""
-    for index, view in enumerate(views):
-        if count < len(view):
-            before = [*views[:index], view[:count]] if count else views[:index]
-            return before, [view[count:], *views[index + 1 :]]
-        count -= len(view)
-    return views, []
-
-
-def _pieces(views: list[memoryview]) -> tuple[list[memoryview], list[memoryview]]:
-    """What to receive next, at most `_PIECE` bytes, and what comes after that. No buffer is empty."""
-    pieces, rest = _split(views[:_MAX_VECTORS], _PIECE)
-    return pieces, [*rest, *views[_MAX_VECTORS:]]
