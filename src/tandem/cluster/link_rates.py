@@ -23,6 +23,8 @@ ROUND_TRIPS = 3
 TRIP_SECONDS = 3.0
 PROBE_SECONDS = 10.0
 TICK_SECONDS = 2.0
+FEW = 10
+"""Nodes: larger clusters are looked over less often, as each look takes longer, and each link waits longer anyway."""
 SPREAD_SECONDS = 0.5
 """For each node of the cluster: within so long after it appeared, a link is measured at a moment drawn by lot."""
 LEAST_SPREAD_SECONDS = 2.0
@@ -103,9 +105,11 @@ class LinkRates:
         return [found[key] for key in sorted(found)]
 
     async def _run(self) -> None:
+        pause = self._tick
         while True:
-            await asyncio.sleep(self._tick)
+            await asyncio.sleep(pause)
             world = self._world()
+            pause = self._tick * max(1.0, len(world.nodes) / FEW)
             if self._keep_up(world):
                 self._tell(self.rates())
             partners = partners_of(self._node_id, world)

@@ -7,6 +7,7 @@ its session anew loses its token for a moment, which is forgiven if it comes bac
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -197,8 +198,9 @@ class Roster:
     def step(self, now: float) -> list[MemberEvent]:
         """What has changed by `now`. Call it after every change and when `due` says so."""
         events: list[MemberEvent] = []
+        twice = self._twice()
         for node_id, life in list(self.joined.items()):
-            if (reason := self._ended(node_id, life, now)) is not None:
+            if (reason := self._ended(node_id, life, node_id in twice, now)) is not None:
                 del self.joined[node_id]
                 if reason == "restarted":
                     # It would be the older of two otherwise, and come back.
@@ -216,13 +218,13 @@ class Roster:
 
     def due(self, now: float) -> float:
         """Seconds until `step` may find something although nothing was heard."""
-        times = [SILENT]
+        times, twice = [SILENT], self._twice()
         for node_id, life in self.joined.items():
             known = self._lives[node_id, life]
             times.append(known.heard + SILENT - now)
             if not known.token:
                 times.append(known.lost - now)
-            if self._other(node_id, life, now):
+            if node_id in twice and self._other(node_id, life, now):
                 times.append(known.heard + RESTARTED - now)
         return max(0.01, min(times))
 
@@ -262,15 +264,20 @@ class Roster:
                     found[other.node_id, other.life] = other.endpoints
         return found
 
-    def _ended(self, node_id: str, life: str, now: float) -> Reason | None:
+    def _ended(self, node_id: str, life: str, twice: bool, now: float) -> Reason | None:
         known = self._lives[node_id, life]
         if known.beat is not None and known.beat.leaving:
             return "closed"
-        if self._other(node_id, life, now) and (not known.token or now - known.heard >= RESTARTED):
+        if twice and self._other(node_id, life, now) and (not known.token or now - known.heard >= RESTARTED):
             return "restarted"
         if not known.has_token(now):
             return "unreachable"
         return "silent" if now - known.heard >= SILENT else None
+
+    def _twice(self) -> set[str]:
+        """Nodes of which more than one life is known: in large clusters it pays not to look for others' of each."""
+        lives = Counter(node_id for node_id, _ in self._lives)
+        return {node_id for node_id, count in lives.items() if count > 1} if len(lives) < len(self._lives) else set()
 
     def _other(self, node_id: str, life: str, now: float) -> bool:
         return any(
