@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from tandem.placement.world import World
 from tandem.types.facts import NodeFacts, RunnerFact
-from tandem.types.intents import InstanceIntent
+from tandem.types.intents import InstanceIntent, Shard
 
 Health: TypeAlias = Literal["ready", "loading", "dead"]
 
@@ -23,17 +23,16 @@ def prefill_only(world: World) -> frozenset[str]:
 
 def health(instance: InstanceIntent, world: World) -> Health:
     """Whether an instance can answer: all of its shards have to be ready."""
-    states: set[Health] = {
-        _shard_health(world.runner(shard), shard.node_id in world.nodes) for shard in instance.shards
-    }
+    states = {_shard_health(shard, world) for shard in instance.shards}
     if "dead" in states or not states:
         return "dead"
     return "loading" if "loading" in states else "ready"
 
 
-def _shard_health(runner: RunnerFact | None, node_is_there: bool) -> Health:
-    if not node_is_there:
-        return "dead"
+def _shard_health(shard: Shard, world: World) -> Health:
+    if shard.node_id not in world.nodes:
+        return "loading" if shard.node_id in world.unmet else "dead"
+    runner = world.runner(shard)
     if runner is None:
         return "loading"  # asked for, and not started yet
     if runner.state in ("failed", "stopped"):

@@ -22,11 +22,16 @@ BACKENDS: tuple[Backend, ...] = get_args(Backend)
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Live nodes by id, and the instances and links that should exist, by theirs."""
+    """Live nodes by id, and the instances and links that should exist, by theirs.
+
+    Attributes:
+        unmet: nodes with instances that the node which looks, having just started, may meet at any moment.
+    """
 
     nodes: Mapping[str, NodeFacts]
     instances: Mapping[str, InstanceIntent] = field(default_factory=dict)
     links: Mapping[str, LinkIntent] = field(default_factory=dict)
+    unmet: frozenset[str] = frozenset()
 
     def runner(self, shard: Shard) -> RunnerFact | None:
         """The shard's runner, as its node reports it; None if the node is gone or has not started it."""

@@ -15,15 +15,15 @@ from tandem.api.exo_instance import instance_json
 from tandem.api.openapi import errors, stream_content
 from tandem.api.sse import KEEP_ALIVE, KEEP_ALIVE_SECONDS
 from tandem.placement.roles import health, trouble
-from tandem.placement.world import World, card_of
+from tandem.placement.world import card_of
 from tandem.types.intents import InstanceIntent
 
 router = APIRouter(tags=["cluster"])
 
 LONGEST_WAIT = 3600.0
 """What 0 stands for: for ever, with an end."""
-MEETING_SECONDS = 5.0
-"""For which a node that is not there may be one that this one, just started, has not met yet."""
+LOOK_AGAIN_SECONDS = 1.0
+"""While nodes may be met: no event says that they were not."""
 
 
 @router.get(
@@ -48,7 +48,6 @@ async def await_instance(
 async def _events(context: Context, model_id: str, seconds: float) -> AsyncIterator[bytes]:
     node = context.node
     deadline = time.monotonic() + seconds
-    met = time.monotonic() + MEETING_SECONDS
     told: str | None = None
     async with context.follow() as changes:
         yield KEEP_ALIVE
@@ -67,8 +66,7 @@ async def _events(context: Context, model_id: str, seconds: float) -> AsyncItera
                 if state[intent.instance_id] == "ready":
                     yield event_frame({"type": "runners_ready", **_named(intent)})
                     return
-            early = max(0.0, met - time.monotonic()) if any(_unmet(intent, world) for intent in found) else 0.0
-            if found and set(state.values()) == {"dead"} and not early:
+            if found and set(state.values()) == {"dead"}:
                 reason = f"{found[0].model_id} cannot answer: {trouble(found[0], world)}."
                 yield event_frame({"type": "failed", **_named(found[0]), "message": reason})
                 return
@@ -79,7 +77,8 @@ async def _events(context: Context, model_id: str, seconds: float) -> AsyncItera
                 return
             try:
                 silence = max(0.0, quiet + KEEP_ALIVE_SECONDS - time.monotonic())
-                item = await changes.next_within(min(left, silence, early or left))
+                soon = LOOK_AGAIN_SECONDS if world.unmet else left
+                item = await changes.next_within(min(left, silence, soon))
             except StopAsyncIteration:
                 yield event_frame({"type": "failed", "message": "The server is shutting down."})
                 return
@@ -92,10 +91,6 @@ def _serves(intent: InstanceIntent, model_id: str) -> bool:
     card = card_of(intent)
     names = card.names if card is not None else frozenset()
     return model_id.casefold() in names | {intent.model_id.casefold()}
-
-
-def _unmet(intent: InstanceIntent, world: World) -> bool:
-    return any(shard.node_id not in world.nodes for shard in intent.shards)
 
 
 def _named(intent: InstanceIntent) -> dict[str, Any]:
