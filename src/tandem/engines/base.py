@@ -22,7 +22,7 @@ from tandem.kv.job import Producer
 from tandem.kv.layout import Layout
 from tandem.types import EngineLoad, Event, GenerationRequest, ModelInfo
 
-EngineName: TypeAlias = Literal["mlx", "sim"]
+EngineName: TypeAlias = Literal["mlx", "vllm", "sim"]
 
 
 class LoadProgress(NamedTuple):
@@ -55,12 +55,14 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """Everything an engine needs to know before it loads a model.
 
     Attributes:
-        path: folder in Hugging Face layout (`mlx`); empty for `sim`.
+        path: folder in Hugging Face layout; empty for `sim`.
         max_batch: sequences decoded together.
         prefill_chunk: prompt tokens per step; 0 lets the engine choose.
         max_decode_stall: seconds that one prefill step may delay running answers.
         prefix_cache_bytes: budget of the prefix cache; -1 lets the engine choose, 0 means none.
         kv_bits: 0, 4 or 8.
+        kv_bytes: of cache, that placement granted to an engine which takes all of it as it starts (`vllm`); 0 lets the
+            engine take what its longest prompt needs. Never exceeded.
         context_length: cap on prompt plus answer; 0 for the model's own.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         sampling_defaults: the model card's values for unset sampling fields.
@@ -81,6 +83,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_decode_stall: float = 0.5
     prefix_cache_bytes: int = -1
     kv_bits: int = 0
+    kv_bytes: int = 0
     context_length: int = 0
     dtype: str = "auto"
     sampling_defaults: dict[str, Any] = {}
