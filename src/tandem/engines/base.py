@@ -65,6 +65,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
             engine take what its longest prompt needs. Never exceeded.
         context_length: cap on prompt plus answer; 0 for the model's own.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        cache_bytes: memory for caches that placement set aside; 0 lets the engine choose. `vllm` only.
         sampling_defaults: the model card's values for unset sampling fields.
         profile: speeds and faults of the `sim` engine.
         prefill_peers: KV ports that may prefill for this instance, each address once.
@@ -86,6 +87,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     kv_bytes: int = 0
     context_length: int = 0
     dtype: str = "auto"
+    cache_bytes: int = 0
     sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
     prefill_peers: tuple[PrefillPort, ...] = ()
