@@ -28,11 +28,11 @@ def with_options(
     if intent.meta == "Vllm" and card is not None:
         if fault := vllm_fault(card):
             raise UnplaceableError(fault)
-        if not chosen.get("kv_bytes"):
+        if not chosen.get("cache_bytes"):
             facts = world.nodes.get(shard.node_id)
             length = chosen.get("context_length") or settings.context_length
             on_cpu = facts is not None and not on_accelerator(facts, "Vllm")
             needs = footprint(card, "Vllm", length, known_cache_elements(world, card.model_id), on_cpu=on_cpu)
             available = Availability(world).available(facts, "Vllm") if facts is not None else None
-            chosen["kv_bytes"] = cache_grant(needs, available or 0)
+            chosen["cache_bytes"] = cache_grant(needs, available or 0, on_cpu=on_cpu)
     return msgspec.structs.replace(intent, options=chosen)

@@ -61,8 +61,6 @@ class EngineOptions(msgspec.Struct, frozen=True):
         max_decode_stall: seconds that one prefill step may delay running answers.
         prefix_cache_bytes: budget of the prefix cache; -1 lets the engine choose, 0 means none.
         kv_bits: 0, 4 or 8.
-        kv_bytes: of cache, that placement granted to an engine which takes all of it as it starts (`vllm`); 0 lets the
-            engine take what its longest prompt needs. Never exceeded.
         context_length: cap on prompt plus answer; 0 for the model's own.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         cache_bytes: memory for caches that placement set aside; 0 lets the engine choose. `vllm` only.
@@ -84,7 +82,6 @@ class EngineOptions(msgspec.Struct, frozen=True):
     max_decode_stall: float = 0.5
     prefix_cache_bytes: int = -1
     kv_bits: int = 0
-    kv_bytes: int = 0
     context_length: int = 0
     dtype: str = "auto"
     cache_bytes: int = 0

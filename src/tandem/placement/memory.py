@@ -29,7 +29,11 @@ OVERHEAD: dict[Backend | None, int] = {
 """What a runner takes before it has a model, rounded up: its process and libraries, an accelerator's context, and for
 vLLM on a GPU its captured graphs (not measured: no such GPU was at hand). None is the simulated engine."""
 VLLM_CPU_OVERHEAD = 1280 * MIB
-VLLM_CPU_CHUNK = 2048
+VLLM_CPU_CHUNK = 512
+VLLM_SEQUENCES = 8
+"""Requests that an instance answers at a time by default."""
+VLLM_PADDING = 128 * (VLLM_SEQUENCES + 1)
+"""Tokens of its cache that hold nothing: each request rounds up to a block, and one block is never used."""
 PREFILL_CHUNK: dict[Backend | None, int] = {"MlxCpu": 256, "MlxMetal": 2048, "MlxCuda": 2048, "Vllm": 8192, None: 0}
 """Prompt tokens that are computed at once."""
 
@@ -61,6 +65,7 @@ class Footprint:
         layer_cache: keys and values of one layer for the whole context.
         divides_cache: tensor sharding splits the cache, too.
         fixed: activations and engine, on every node.
+        tokens: that the cache has room for.
     """
 
     layers: int
@@ -70,6 +75,7 @@ class Footprint:
     layer_cache: int
     divides_cache: bool
     fixed: int
+    tokens: int
 
     @property
     def layer(self) -> int:
@@ -127,10 +133,12 @@ def footprint(
         on_cpu: the engine computes on the processor; asked of vLLM alone, which has builds for both.
     """
     length = planned_context(card, context_length)
-    # MLX keeps float32 as it is, vLLM does not.
-    wide = backend in ("MlxCpu", None) or (backend != "Vllm" and stored_bits(card) == 32)
+    cached = length + (VLLM_PADDING if backend == "Vllm" else 0)
+    slow = backend == "MlxCpu" or (backend == "Vllm" and on_cpu)
+    # MLX keeps float32 as it is, vLLM on a GPU does not.
+    wide = slow or backend is None or (backend != "Vllm" and stored_bits(card) == 32)
     element = 4 if wide else 2
-    weights = loaded_size(card, backend, free)
+    weights = loaded_size(card, backend, free, on_cpu=on_cpu)
     latent = LATENT_WIDTHS.get(card.family)
     if cache_elements is not None:
         layer_elements = _share(cache_elements, card.n_layers)
@@ -139,16 +147,17 @@ def footprint(
     overhead, chunk = OVERHEAD[backend], PREFILL_CHUNK[backend]
     if backend == "Vllm" and on_cpu:
         overhead, chunk = VLLM_CPU_OVERHEAD, VLLM_CPU_CHUNK
-    width = card.hidden_size * loaded_bits(card, backend, free) / 8
+    width = card.hidden_size * loaded_bits(card, backend, free, on_cpu=on_cpu) / 8
     least_table = min(int(SMALLEST_VOCABULARY * width), weights // 2)
     return Footprint(
         layers=card.n_layers,
         weights=weights,
         layer_weights=_share(weights - least_table, card.n_layers),
         table=min(int(LARGEST_VOCABULARY * width), weights),
-        layer_cache=layer_elements * element * length,
+        layer_cache=layer_elements * element * cached,
         divides_cache=latent is None,
         fixed=overhead + 17 * chunk * card.hidden_size * element,
+        tokens=cached,
     )
 
 
@@ -239,7 +248,7 @@ def shard_need(instance: InstanceIntent, shard: Shard, facts: NodeFacts) -> int:
     free = facts.resources.memory_available if shard.world == 1 else None
     on_cpu = not on_accelerator(facts, backend)
     needs = footprint(card, backend, length if isinstance(length, int) else 0, free=free, on_cpu=on_cpu)
-    granted = instance.options.get("kv_bytes")
+    granted = instance.options.get("cache_bytes")
     if backend == "Vllm" and shard.world == 1 and isinstance(granted, int) and granted > 0:
         return needs.single - needs.cache + granted
     if instance.sharding == "Tensor":

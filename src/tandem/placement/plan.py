@@ -24,7 +24,7 @@ class PlacementRequest:
         node_ids: nodes that have to take part; with `exact`, no other ones.
         context_length: tokens that have to fit; 0 for a default that is enough for most conversations.
         override_memory: do not refuse for lack of memory.
-        kv_bytes: of cache for an engine that takes all of it as it starts (vLLM); 0 lets the planner choose.
+        cache_bytes: of cache for an engine that takes all of it as it starts (vLLM); 0 lets the planner choose.
     """
 
     card: ModelCard
@@ -36,12 +36,12 @@ class PlacementRequest:
     exact: bool = False
     context_length: int = 0
     override_memory: bool = False
-    kv_bytes: int = 0
+    cache_bytes: int = 0
 
     def constraints(self) -> Constraints:
         """The part of it that every attempt has in common."""
         return Constraints(
-            frozenset(self.node_ids), self.exact, self.context_length, self.override_memory, self.kv_bytes
+            frozenset(self.node_ids), self.exact, self.context_length, self.override_memory, self.cache_bytes
         )
 
 
@@ -116,7 +116,7 @@ def instance_of(plan: Plan, request: PlacementRequest, instance_id: str, created
         card=plain_card(request.card),
         options={
             name: value
-            for name, value in (("context_length", request.context_length), ("kv_bytes", plan.kv_bytes))
+            for name, value in (("context_length", request.context_length), ("cache_bytes", plan.cache_bytes))
             if value
         },
         created=created,

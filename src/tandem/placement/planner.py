@@ -26,14 +26,14 @@ class Constraints:
         exact: and no other ones.
         context_length: tokens that cache is planned for; 0 for a default.
         ignore_memory: place it whatever fits.
-        kv_bytes: of cache for an engine that takes all of it as it starts; 0 lets the planner choose.
+        cache_bytes: of cache for an engine that takes all of it as it starts; 0 lets the planner choose.
     """
 
     node_ids: frozenset[str] = frozenset()
     exact: bool = False
     context_length: int = 0
     ignore_memory: bool = False
-    kv_bytes: int = 0
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Plan:
     Attributes:
         layers: half-open ranges, by rank.
         needs: bytes, by rank.
-        kv_bytes: of them, the cache that an engine is granted which takes it as it starts; 0 for one that grows it.
+        cache_bytes: of them, the cache that an engine is granted which takes it as it starts; 0 for one that grows it.
     """
 
     sharding: Sharding
@@ -51,7 +51,7 @@ class Plan:
     members: tuple[Member, ...]
     layers: tuple[tuple[int, int], ...]
     needs: tuple[int, ...]
-    kv_bytes: int = 0
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,8 @@ class Planner:
             needs.pipeline(count, first=rank == 0, last=rank == size - 1) for rank, count in enumerate(counts)
         )
         if backend == "Vllm" and size == 1:
-            granted = cache_grant(needs, members[0].available, self.constraints.kv_bytes)
+            on_cpu = not on_accelerator(members[0].facts, backend)
+            granted = cache_grant(needs, members[0].available, self.constraints.cache_bytes, on_cpu=on_cpu)
             need = needs.single + granted - needs.cache
             if need > members[0].available and not self.constraints.ignore_memory:
                 return None

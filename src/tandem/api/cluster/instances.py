@@ -77,7 +77,7 @@ async def _create(
         node_ids=(shard.node_id,),
         exact=True,
         context_length=intent.options.get("context_length", 0),
-        kv_bytes=intent.options.get("kv_bytes", 0),
+        cache_bytes=intent.options.get("cache_bytes", 0),
         override_memory=override,
     )
     created = await node.commands.place(wish, instance_id=intent.instance_id, runner_id=shard.runner_id)
@@ -124,7 +124,7 @@ async def place_instance(request: Request) -> Response:
     async def work() -> tuple[InstanceIntent, ModelCard]:
         known = await model_named(context, body.model_id)
         wish = _wish(known, body.sharding, body.instance_meta, body.min_nodes, body.node_ids, body.context_length)
-        wish = replace(wish, override_memory=body.override_memory, kv_bytes=body.kv_bytes)
+        wish = replace(wish, override_memory=body.override_memory, cache_bytes=body.cache_bytes)
         return await context.node.commands.place(wish), known.card
 
     return _created(*await within(COMMAND_SECONDS, "Placing the instance", work()))

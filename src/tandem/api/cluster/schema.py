@@ -32,7 +32,7 @@ class PlaceInstance(BaseModel):
     min_nodes: int = Field(1, ge=1)
     node_ids: list[str] = Field([], max_length=64, description="Nodes that have to take part.")
     context_length: int = Field(0, ge=0, le=1 << 31)
-    kv_bytes: int = Field(
+    cache_bytes: int = Field(
         0, ge=0, le=1 << 50, description="Cache that a vLLM instance takes; 0 lets the planner choose."
     )
     override_memory: bool = Field(False, description="Do not refuse for lack of memory.")
