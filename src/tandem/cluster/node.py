@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from tandem.cluster.bus.secret import cluster_secret
 from tandem.cluster.commands import Commands
@@ -227,9 +227,6 @@ class Node:
 
         Returns:
             The instance's id.
-
-        Raises:
-            UnplaceableError: the engine cannot load this model.
         """
         intent = instance_here(self.node_id, model, str(uuid.uuid4()), engine)
         await self.commands.create(with_options(intent, self.world(), self.settings, options))
@@ -243,17 +240,13 @@ class Node:
 
         Returns:
             The instances' ids. The same models get the same ids every time, so that links to them last.
-
-        Raises:
-            UnplaceableError: the engine cannot load one of them.
         """
         wanted: dict[str, InstanceIntent] = {}
         for model in models:
             reference = reference_to(model)
             count = sum(intent.reference == reference for intent in wanted.values())
             instance_id = str(uuid.uuid5(BOUND, f"{self.node_id}/{reference}/{count}"))
-            intent = instance_here(self.node_id, model, instance_id, engine)
-            wanted[instance_id] = msgspec.structs.replace(intent, bound=True)
+            wanted[instance_id] = replace(instance_here(self.node_id, model, instance_id, engine), bound=True)
         for instance_id in self._bound() - wanted.keys():
             await self.commands.remove(instance_id)
         for intent in wanted.values():

@@ -9,33 +9,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tandem.models.cards import ModelCard
+from tandem.placement.overheads import (
+    GIB,
+    MIB,
+    OVERHEAD,
+    PREFILL_CHUNK,
+    VLLM_CPU_CHUNK,
+    VLLM_CPU_COPIES,
+    VLLM_CPU_LOGITS,
+    VLLM_CPU_OVERHEAD,
+    VLLM_PADDING,
+)
 from tandem.placement.weights import loaded_bits, loaded_size, stored_bits
 from tandem.placement.world import World, backend_of, card_of, on_accelerator
 from tandem.types.facts import Backend, NodeFacts, Resources, RunnerFact
 from tandem.types.intents import InstanceIntent, Shard
 
-MIB = 1 << 20
-GIB = 1 << 30
 DEFAULT_CONTEXT = 8192
 """Tokens that cache is planned for where nobody says how many: engines grow their caches as prompts come."""
-
-OVERHEAD: dict[Backend | None, int] = {
-    "MlxCpu": 512 * MIB,
-    "MlxMetal": 768 * MIB,
-    "MlxCuda": 1 * GIB,
-    "Vllm": 3 * GIB,
-    None: 96 * MIB,
-}
-"""What a runner takes before it has a model, rounded up: its process and libraries, an accelerator's context, and for
-vLLM on a GPU its captured graphs (not measured: no such GPU was at hand). None is the simulated engine."""
-VLLM_CPU_OVERHEAD = 1280 * MIB
-VLLM_CPU_CHUNK = 512
-VLLM_SEQUENCES = 8
-"""Requests that an instance answers at a time by default."""
-VLLM_PADDING = 128 * (VLLM_SEQUENCES + 1)
-"""Tokens of its cache that hold nothing: each request rounds up to a block, and one block is never used."""
-PREFILL_CHUNK: dict[Backend | None, int] = {"MlxCpu": 256, "MlxMetal": 2048, "MlxCuda": 2048, "Vllm": 8192, None: 0}
-"""Prompt tokens that are computed at once."""
 
 SMALLEST_VOCABULARY = 32_000
 LARGEST_VOCABULARY = 262_144
@@ -144,16 +135,19 @@ def footprint(
         layer_elements = _share(cache_elements, card.n_layers)
     else:
         layer_elements = latent if latent is not None else 2 * _head_width(card)
+    width = card.hidden_size * loaded_bits(card, backend, free, on_cpu=on_cpu) / 8
+    table = min(int(LARGEST_VOCABULARY * width), weights)
     overhead, chunk = OVERHEAD[backend], PREFILL_CHUNK[backend]
     if backend == "Vllm" and on_cpu:
-        overhead, chunk = VLLM_CPU_OVERHEAD, VLLM_CPU_CHUNK
-    width = card.hidden_size * loaded_bits(card, backend, free, on_cpu=on_cpu) / 8
+        of_all, of_table = VLLM_CPU_COPIES
+        copies = int(of_all * weights + of_table * table)
+        overhead, chunk = VLLM_CPU_OVERHEAD + copies + int(4 * VLLM_CPU_LOGITS * table / width), VLLM_CPU_CHUNK
     least_table = min(int(SMALLEST_VOCABULARY * width), weights // 2)
     return Footprint(
         layers=card.n_layers,
         weights=weights,
         layer_weights=_share(weights - least_table, card.n_layers),
-        table=min(int(LARGEST_VOCABULARY * width), weights),
+        table=table,
         layer_cache=layer_elements * element * cached,
         divides_cache=latent is None,
         fixed=overhead + 17 * chunk * card.hidden_size * element,

@@ -101,11 +101,8 @@ class Planner:
         """What the model takes with an engine, at least."""
         if backend not in self._footprints:
             length = self.constraints.context_length
-            on_cpu = any(
-                not on_accelerator(facts, backend)
-                for facts in self.world.nodes.values()
-                if backend == "Vllm" and has_backend(facts, backend)
-            )
+            able = [facts for facts in self.world.nodes.values() if backend and has_backend(facts, backend)]
+            on_cpu = any(not on_accelerator(facts, backend) for facts in able)
             self._footprints[backend] = footprint(self.card, backend, length, self._cache_elements, on_cpu=on_cpu)
         return self._footprints[backend]
 
@@ -132,14 +129,14 @@ class Planner:
 
     def _request_fault(self, meta: InstanceMeta) -> Refusal | None:
         card, constraints = self.card, self.constraints
+        fault = vllm_fault(card) if meta == "Vllm" else None
+        if fault is not None:
+            return Refusal("request", fault, permanent=True)
         if not self.backends(meta):
             runs = ", ".join(card.backends) or "no engine"
             return Refusal(
                 "request", f"{short_name(card)} does not run as {meta}: its card names {runs}.", permanent=True
             )
-        fault = vllm_fault(card) if meta == "Vllm" else None
-        if fault is not None:
-            return Refusal("request", fault, permanent=True)
         if card.context_length and constraints.context_length > card.context_length:
             return Refusal(
                 "request",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tandem.models.cards import ModelCard
 from tandem.models.quantisation import in_mlx_format
-from tandem.placement.memory import VLLM_PADDING, VLLM_SEQUENCES, Footprint
+from tandem.placement.memory import Footprint
+from tandem.placement.overheads import VLLM_PADDING, VLLM_SEQUENCES
 
 SHORT_TOKENS = 2048
 """On a CPU, whose memory is the machine's, all requests but one are planned to be as long at most."""

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +43,7 @@ def install_vllm(
     separate: bool = False,
     deadline: float = DEADLINE_SECONDS,
     build: VllmBuild | None = None,
+    also: Sequence[str] | None = None,
 ) -> Installed:
     """Install vLLM so that Tandem's runners find it. Does nothing where that is done.
 
@@ -54,6 +55,7 @@ def install_vllm(
         say: told what is under way.
         deadline: seconds for all of it.
         build: None takes this machine's.
+        also: requirements that have to be met as well; None takes Tandem's own.
 
     Raises:
         ConfigError: there is no build for this machine, or no permission, or pip is missing.
@@ -65,14 +67,14 @@ def install_vllm(
     until = time.monotonic() + deadline
     alone = Environment.of_engine(ENGINE, home)
     if separate or interpreter_of(ENGINE, home) == alone.python:
-        return _install_into(alone, build, say, until)
+        return _install_into(alone, build, say, until, also)
     try:
-        return _install_into(Environment.own(), build, say, until)
+        return _install_into(Environment.own(), build, say, until, also)
     except ConfigError as error:
         if error.param != CONFLICT:
             raise
         say("its requirements and Tandem's do not agree: it gets an environment of its own")
-        return _install_into(alone, build, say, until)
+        return _install_into(alone, build, say, until, also)
 
 
 def is_installed(environment: Environment, build: VllmBuild) -> bool:
@@ -94,7 +96,9 @@ def _all_requirements(environment: Environment, build: VllmBuild, versions: dict
     return lines
 
 
-def _install_into(environment: Environment, build: VllmBuild, say: Say, until: float) -> Installed:
+def _install_into(
+    environment: Environment, build: VllmBuild, say: Say, until: float, also: Sequence[str] | None
+) -> Installed:
     if is_installed(environment, build) and interpreter_is_ours(environment):
         return Installed(build, environment.python, environment.separate, changed=False)
     _check_space(environment, build)
@@ -115,7 +119,7 @@ def _install_into(environment: Environment, build: VllmBuild, say: Say, until: f
         pip.install("--no-deps", *alone)
         for name in build.without_dependencies:
             wanted += requirements(environment.requires(name), build)
-    wanted += tandems_requirements(separate=environment.separate)
+    wanted += tandems_requirements(separate=environment.separate) if also is None else also
     say(f"installing what it needs ({len(wanted)} requirements)")
     pip.install(*dict.fromkeys(wanted))
     environment.finish()
