@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .. import tiny
-from ..drive import Reference
+from tests.engines import tiny
+from tests.engines.drive import Reference
 from .support import Computed, Kept, Vllm, mlx_cache, mlx_entries, prompt_of, source_of_mlx, source_of_tap
 
 TOLERANCE = 1e-3
