@@ -75,10 +75,10 @@ class Constraints(StructuredOutputBackend):
 
     def __init__(self, engine: LLMEngine) -> None:
         config = engine.vllm_config
-        super().__init__(config, None, config.model_config.get_vocab_size())  # type: ignore[arg-type]
+        super().__init__(config, None, config.model_config.get_vocab_size())
         self._keys = itertools.count()
         self._sequences: dict[str, Sequence] = {}
-        manager = engine.engine_core.engine_core.structured_output_manager  # type: ignore[attr-defined]
+        manager = engine.engine_core.engine_core.structured_output_manager
         manager.backend = self
         # Without a tokenizer of its own vLLM makes no threads to compile grammars on; ours are compiled already.
         manager.executor = _Inline()

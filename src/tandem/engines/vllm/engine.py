@@ -78,7 +78,7 @@ class VllmEngine(Engine):
             vocabulary_size=self._text.vocabulary_size,
             dtype=loaded.dtype,
             capabilities=self._text.capabilities,
-            weight_bytes=self._inside.weight_bytes(),
+            weight_bytes=loaded.weight_bytes,
             kv_bytes_per_token=self._inside.kv_bytes_per_token,
         )
 
@@ -147,7 +147,7 @@ class VllmEngine(Engine):
         read = 0
         for sequence in list(self._active.values()):
             before, was_decoding = sequence.position, sequence.decoding
-            events = self._advance(sequence, results.get(sequence.request_id))
+            events = self._advance(sequence, results.get(sequence.request_id), begun)
             if not was_decoding:
                 read += sequence.position - max(before, sequence.cached)
             if events:
@@ -182,17 +182,17 @@ class VllmEngine(Engine):
         self._active[sequence.request_id] = sequence
         sequence.vllm_id = engine.add_request(sequence.request_id, request, sequence.params)
 
-    def _advance(self, sequence: Sequence, result: Any) -> list[Event]:
-        """What a step brought one request."""
+    def _advance(self, sequence: Sequence, result: Any, begun: float) -> list[Event]:
+        """What the step that began at `begun` brought one request."""
         events: list[Event] = []
         if result is not None:
             assert isinstance(result, RequestOutput)
-            self._read(sequence, len(sequence.tokens), result.num_cached_tokens or 0, events)
+            self._read(sequence, len(sequence.tokens), result.num_cached_tokens or 0, begun, events)
             self._write(sequence, result, events)
         elif not sequence.decoding:
             computed = self._inside.computed(sequence.vllm_id)
             if computed.tokens:
-                self._read(sequence, computed.tokens, computed.cached, events)
+                self._read(sequence, computed.tokens, computed.cached, begun, events)
         if sequence.broken is not None:
             events.append(Failure.of(sequence.broken))
         if sequence.broken is not None or sequence.answer.finished:
@@ -201,7 +201,7 @@ class VllmEngine(Engine):
                 self._engine.abort_request([sequence.request_id])
         return events
 
-    def _read(self, sequence: Sequence, position: int, cached: int, events: list[Event]) -> None:
+    def _read(self, sequence: Sequence, position: int, cached: int, begun: float, events: list[Event]) -> None:
         """So many of the prompt's tokens are in the cache now."""
         if sequence.decoding:
             return
@@ -209,7 +209,7 @@ class VllmEngine(Engine):
             sequence.accepted = True
             sequence.cached = cached
             sequence.position = cached
-            events.append(sequence.answer.accept(cached))
+            events.append(sequence.answer.accept(cached, begun))
         total = len(sequence.tokens)
         # A sequence that was put aside begins anew; its reader is told of nothing twice.
         if position > sequence.position:

@@ -25,8 +25,7 @@ class Inside:
     """
 
     def __init__(self, engine: LLMEngine) -> None:
-        self._engine = engine
-        self._scheduler: Any = engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        self._scheduler: Any = engine.engine_core.engine_core.scheduler
         config = self._scheduler.kv_cache_config
         self._blocks = int(config.num_blocks)
         self._bytes = sum(int(tensor.size) for tensor in config.kv_cache_tensors)
@@ -67,8 +66,3 @@ class Inside:
         """No request is left, and no block is held for one."""
         scheduler = self._scheduler
         return not (scheduler.requests or scheduler.running or len(scheduler.waiting)) and self.cache_bytes == 0
-
-    def weight_bytes(self) -> int:
-        """Memory that the weights take."""
-        sizes = self._engine.apply_model(lambda model: sum(one.nbytes for one in model.parameters()))
-        return int(sum(sizes))

@@ -38,6 +38,7 @@ class LoadedModel:
         config: the folder's `config.json`.
         context_length: prompt plus answer.
         chunk: prompt tokens per step at most.
+        weight_bytes: of the weights in their dtype; kernels may keep them packed otherwise.
         defaults: sampling values from `generation_config.json`.
     """
 
@@ -45,6 +46,7 @@ class LoadedModel:
     config: dict[str, Any]
     context_length: int
     chunk: int
+    weight_bytes: int
     defaults: dict[str, Any]
 
     @property
@@ -91,6 +93,17 @@ def weight_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.safetensors"))
 
 
+def weight_bytes(folder: Path, config: dict[str, Any], itemsize: int) -> int:
+    """Memory of the weights, elements of `itemsize` bytes unless they are quantised."""
+    size = sum(path.stat().st_size for path in weight_files(folder))
+    return size if config.get("quantization_config") else size * itemsize // ITEM_SIZES.get(_stored_dtype(config), 2)
+
+
+def _stored_dtype(config: dict[str, Any]) -> str:
+    text = config.get("text_config") or config
+    return str(text.get("dtype") or text.get("torch_dtype") or "bfloat16")
+
+
 def engine_args(options: EngineOptions, *, kv_transfer: Any = None) -> EngineArgs:
     """What vLLM is started with.
 
@@ -116,17 +129,13 @@ def engine_args(options: EngineOptions, *, kv_transfer: Any = None) -> EngineArg
             f"vLLM keeps no cache of {options.kv_bits} bits here: 8 on a GPU is what it has. Set TANDEM_KV_BITS=0."
         )
     dtype = dtype_for(config, options.dtype, options.model_id, accelerator=accelerator)
-    stored = str((config.get("text_config") or config).get("torch_dtype") or config.get("dtype") or "bfloat16")
-    itemsize = ITEM_SIZES.get(stored if dtype == "auto" else dtype, 2)
-    weights = sum(path.stat().st_size for path in weight_files(options.folder))
-    if not config.get("quantization_config"):
-        weights = weights * itemsize // ITEM_SIZES.get(stored, 2)
+    itemsize = ITEM_SIZES.get(_stored_dtype(config) if dtype == "auto" else dtype, 2)
     cache = plan(
         bytes_per_token(config, 1 if options.kv_bits else itemsize),
         context_length(config, options.context_length),
         options.max_batch,
         _free_memory(),
-        weights,
+        weight_bytes(options.folder, config, itemsize),
         accelerator=accelerator,
         granted=options.cache_bytes,
     )
@@ -136,7 +145,7 @@ def engine_args(options: EngineOptions, *, kv_transfer: Any = None) -> EngineArg
         load_format=LOAD_FORMAT,
         skip_tokenizer_init=True,
         trust_remote_code=False,
-        dtype=dtype,  # type: ignore[arg-type]
+        dtype=dtype,
         seed=secrets.randbits(31),
         # One more than the context: see `environment`. LongRoPE chooses its factors by this number.
         max_model_len=cache.context_length + (0 if _uses_long_rope(config) else 1),
@@ -182,6 +191,7 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None], *, kv_t
         config=config,
         context_length=engine.model_config.max_model_len - (0 if _uses_long_rope(config) else 1),
         chunk=int(arguments.max_num_batched_tokens or 0),
+        weight_bytes=weight_bytes(options.folder, config, engine.model_config.dtype.itemsize),
         defaults=generation_defaults(options.folder) | options.sampling_defaults,
     )
 
