@@ -13,6 +13,7 @@ from pathlib import Path
 from tandem.engines.base import EngineName
 
 INSTALL_VLLM = "tandem engines install vllm"
+VLLM_MISSING = f"vLLM is not installed: {INSTALL_VLLM}"
 COMPLETE = "tandem-complete"
 """A file in an environment that was installed to its end."""
 
@@ -39,4 +40,4 @@ def not_installed(engine: EngineName, home: Path) -> str:
     """Why a runner with `engine` cannot even be tried, and the command that is missing; empty if it can."""
     if engine != "vllm" or interpreter_of(engine, home) != Path(sys.executable):
         return ""
-    return "" if importlib.util.find_spec("vllm") is not None else f"vLLM is not installed: {INSTALL_VLLM}"
+    return "" if importlib.util.find_spec("vllm") is not None else VLLM_MISSING

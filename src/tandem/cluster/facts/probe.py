@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tandem.cluster.facts.sound import Sound, installed_version
-from tandem.engines.installed import INSTALL_VLLM
+from tandem.engines.installed import INSTALL_VLLM, VLLM_MISSING
 
 MARK = "tandem-probe "
 """Begins the line with the answer; libraries print as well."""
@@ -35,6 +35,8 @@ def main(backend: str) -> dict[str, Any]:
     except Unavailable as error:
         return {"available": False, "version": "", "reason": str(error)}
     except ModuleNotFoundError as error:
+        if error.name == "vllm":
+            return {"available": False, "version": "", "reason": VLLM_MISSING}
         return {
             "available": False,
             "version": "",
@@ -86,7 +88,7 @@ def _mlx(backend: str) -> tuple[str, str]:
 def _vllm() -> str:
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
-        raise Unavailable(f"vLLM is not installed: {INSTALL_VLLM}")
+        raise Unavailable(VLLM_MISSING)
     sound = Sound.of(spec.origin)
     if sound.known():
         return sound.version

@@ -56,16 +56,8 @@ class Pip:
                 agree.
             DeadlineError: it took too long.
         """
-        self.run("install", "--retries", RETRIES, *arguments)
-
-    def run(self, *arguments: str) -> list[str]:
-        """Any command of pip; see `install`.
-
-        Returns:
-            The lines that it printed.
-        """
         process = subprocess.Popen(
-            [*self._command, *arguments],
+            [*self._command, "install", "--retries", RETRIES, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -93,7 +85,7 @@ class Pip:
             if process.stdout is not None:
                 process.stdout.close()
         if status == 0:
-            return lines
+            return
         if time.monotonic() >= self._until:
             raise DeadlineError("The installation reached its deadline. Allow more with --deadline; it goes on there.")
         raise failure(lines, self._folder)

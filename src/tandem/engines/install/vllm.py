@@ -153,7 +153,7 @@ def _check_torch(pip: Pip, build: VllmBuild) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="tandem-pip-") as folder:
         report = Path(folder) / "report.json"
-        pip.run("install", "--dry-run", "--quiet", "--report", str(report), build.torch)
+        pip.install("--dry-run", "--report", str(report), build.torch)
         found = json.loads(report.read_text(encoding="utf-8"))["install"]
     parts = cuda_parts(one["metadata"]["name"] for one in found)
     if parts:
