@@ -12,7 +12,7 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_DISABLE_TELEME
 help:
 	@echo 'make demo     set up, and show a hand-off between two nodes on this machine (KEEP=1: and keep them)'
 	@echo 'make test     set up, check style and types, run every test'
-	@echo 'make setup    only set up: .venv with everything in it'
+	@echo 'make setup    only set up: .venv with everything in it, real vLLM for the tests included'
 	@echo 'make lint     check style and types'
 	@echo 'make format   put the code into the house style'
 	@echo 'make docs     write what docs/ takes from the code'

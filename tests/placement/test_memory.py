@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tandem.models.cards import builtin_cards
 from tandem.placement.memory import (
     DEFAULT_CONTEXT,
-    GIB,
     LEAST_RESERVE,
     Availability,
     footprint,
@@ -18,6 +17,7 @@ from tandem.placement.memory import (
     known_cache_elements,
     promised,
 )
+from tandem.placement.overheads import GIB
 from tandem.placement.planner import Plan, Planner
 from tandem.types.description import EngineLoad
 from tandem.types.facts import Accelerator, Resources

@@ -17,7 +17,7 @@ from tandem.placement.world import World
 from tandem.types.facts import DownloadFact, EngineFact, Interface, NodeFacts
 from tandem.types.intents import InstanceIntent
 
-from .worlds import BIG, GB, card, downloaded, ethernet, instance, node, rate, runner, world
+from .worlds import BIG, GB, WHOLE, card, downloaded, ethernet, instance, node, rate, runner, world
 
 
 def request(model=None, **changes) -> PlacementRequest:
@@ -92,9 +92,9 @@ def test_an_engine_that_does_not_import_is_none() -> None:
     with pytest.raises(PlacementError, match=r"'mac-0' does not have MlxMetal.*no module named mlx"):
         place(request(), world(broken), "i")
     with pytest.raises(PlacementError, match="does not have Vllm"):
-        place(request(meta="Vllm"), world(node(0)), "i")
+        place(request(WHOLE, meta="Vllm"), world(node(0)), "i")
     with pytest.raises(UnplaceableError, match="does not run as Vllm: its card names MlxMetal") as told:
-        place(request(card(backends=("MlxMetal",)), meta="Vllm"), world(node(0)), "i")
+        place(request(card(backends=("MlxMetal",), quantization=""), meta="Vllm"), world(node(0)), "i")
     assert (told.value.status, told.value.permanent) == (422, True)
 
 
@@ -104,7 +104,7 @@ def test_unknown_memory_is_no_memory() -> None:
     resources = msgspec.structs.replace(mute.resources, accelerators=(gpu,))
     mute = msgspec.structs.replace(mute, resources=resources)
     with pytest.raises(PlacementError, match="does not say how much memory"):
-        place(request(meta="Vllm"), world(mute), "i")
+        place(request(WHOLE, meta="Vllm"), world(mute), "i")
 
 
 def test_named_nodes() -> None:
@@ -222,7 +222,7 @@ def facts_strategy() -> st.SearchStrategy[list[NodeFacts]]:
     st.sampled_from(["MlxRing", "MlxJaccl", "Vllm"]),
     st.integers(1, 4),
     st.integers(0, 65536),
-    st.sampled_from([BIG, card()]),
+    st.sampled_from([BIG, card(), WHOLE]),
 )
 def test_whatever_the_cluster(facts, sharding, meta, least, context, model) -> None:
     wish = request(model, sharding=sharding, meta=meta, min_nodes=least, context_length=context)

@@ -10,7 +10,7 @@ from tandem.placement.memory import footprint
 from tandem.placement.plan import PlacementRequest, place
 from tandem.placement.preview import Preview, previews
 
-from .worlds import BIG, card, downloaded, ethernet, node, rate, runner, world
+from .worlds import BIG, WHOLE, card, downloaded, ethernet, node, rate, runner, world
 
 
 def show(model, there, node_ids=(), **changes) -> list[Preview]:
@@ -19,7 +19,7 @@ def show(model, there, node_ids=(), **changes) -> list[Preview]:
 
 
 def test_each_way_once() -> None:
-    found = show(card(), world(*(node(number) for number in range(4))))
+    found = show(WHOLE, world(*(node(number) for number in range(4))))
     planned = [(one.sharding, one.meta, one.nodes) for one in found if one.instance is not None]
     assert sorted(planned) == sorted(
         [("Pipeline", "MlxRing", count) for count in (1, 2, 3, 4)] + [("Tensor", "MlxRing", count) for count in (2, 4)]
@@ -65,10 +65,10 @@ def test_named_nodes_take_part() -> None:
 
 
 def test_refusals_that_no_number_of_nodes_changes_come_once() -> None:
-    only_metal = card(backends=("MlxMetal",))
+    only_metal = card(backends=("MlxMetal",), quantization="")
     refused = [one for one in show(only_metal, world(node(0), node(1))) if one.meta == "Vllm"]
     assert [(one.sharding, one.nodes) for one in refused] == [("Pipeline", 0), ("Tensor", 0)]
-    nobody = show(card(), world())
+    nobody = show(WHOLE, world())
     assert all("There is no node" in (one.error or "") for one in nobody)
     assert nobody
 

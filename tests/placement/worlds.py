@@ -43,6 +43,8 @@ def card(**changes: Any) -> ModelCard:
     return ModelCard(**{**values, **changes})
 
 
+WHOLE = card(model_id="org/Llama-8B", storage_size=16 * GB, quantization="bf16")
+"""The same in 16 bits, as vLLM loads it, too."""
 BIG = card(model_id="org/Llama-70B-4bit", storage_size=40 * GB, n_layers=80, hidden_size=8192, base_model="Llama 70B")
 
 

@@ -18,10 +18,16 @@ pytestmark = pytest.mark.anyio
 DEADLINE = 120.0
 
 
+PLATFORM = """class current_platform:
+    is_unspecified = staticmethod(lambda: False)
+"""
+
+
 def package(folder: Path, name: str, text: str) -> dict[str, str]:
     """An environment in which `import name` runs `text`, with whatever else is importable here."""
     (folder / name).mkdir()
     (folder / name / "__init__.py").write_text(text)
+    (folder / name / "platforms.py").write_text(PLATFORM)
     return {"PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
 
 
@@ -54,7 +60,7 @@ async def test_an_engine_that_is_not_installed_says_how_to_get_it(tmp_path: Path
     environment = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
     fact = await EngineProber(environment=environment).engine("Vllm")
     assert not fact.available
-    assert f"{sys.executable} -m pip install vllm" in fact.reason
+    assert fact.reason == "vLLM is not installed: tandem engines install vllm"
 
 
 async def test_an_engine_that_works(tmp_path: Path) -> None:
@@ -114,7 +120,8 @@ async def test_what_cannot_be_is_not_asked() -> None:
     assert impossible("MlxCuda", "darwin")
     assert not impossible("MlxMetal", "darwin")
     assert not impossible("MlxCuda", "linux")
-    assert not impossible("Vllm", "darwin")
+    assert impossible("Vllm", "darwin") == "Tandem runs it on Linux only"
+    assert not impossible("Vllm", "linux")
     fact = await EngineProber(environment={"PATH": "", "PYTHONHOME": "/nowhere"}, platform="linux").engine("MlxMetal")
     assert fact == EngineFact("MlxMetal", available=False, reason="it needs macOS on Apple silicon")
 
