@@ -118,7 +118,18 @@ async def two_sides(prefill: SidePlan, decode: SidePlan, work: Path) -> AsyncIte
     async with AsyncExitStack() as stack:
         reader = await stack.enter_async_context(_side("prefill", prefill, work, alone))
         writer = await stack.enter_async_context(_side("decode", decode, work, alone))
+        check_two(reader, writer)
         yield reader, writer
+
+
+def check_two(prefill: Side, decode: Side) -> None:
+    """Refuse one node as both sides.
+
+    Raises:
+        ConfigError: they are the same.
+    """
+    if prefill.instance_id == decode.instance_id:
+        raise ConfigError(f"{prefill.host}:{prefill.port} is named for both sides. A node hands nothing to itself.")
 
 
 @asynccontextmanager
@@ -197,8 +208,8 @@ async def kv_port(host: str, port: int, *, api_key: str = "") -> str:
             return f"{f'[{host}]' if ':' in host else host}:{ports[0]}"
         await asyncio.sleep(POLL_SECONDS)
     raise ConfigError(
-        f"The prefill node at {host}:{port} opens no KV port. Start it with --kv-port, in a cluster of its own; "
-        "`tandem doctor` looks at what else may be in the way."
+        f"The prefill node at {host}:{port} opens no KV port, or several. Start it with `--kv-port 0`, one model and a "
+        "cluster of its own (`tandem up --cluster NAME`), or name the port (`kv`)."
     )
 
 
