@@ -49,6 +49,9 @@ class Settings(BaseSettings):
     )
     kv_bits: int = Field(0, description="Quantise the KV cache to this many bits (4 or 8); 0 keeps full precision.")
     context_length: int = Field(0, ge=0, description="Cap on prompt plus answer; 0 takes the model's own.")
+    engine: Literal["mlx", "vllm"] = Field(
+        "mlx", description="Engine of the models that `tandem up`, `run` and `chat` load; `tandem engines` lists them."
+    )
     dtype: str = Field(
         "auto", description="Weights as `float32`, `bfloat16` or `float16`; `auto` picks the platform's fastest."
     )

@@ -131,6 +131,7 @@ class InstanceOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     context_length: int = Field(0, ge=0, le=1 << 31)
+    cache_bytes: int = Field(0, ge=0, le=1 << 50)
 
 
 class InstanceBody(_Exo):

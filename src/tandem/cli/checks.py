@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.metadata
 import json
 import os
@@ -12,10 +13,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from tandem.cli.output import human_bytes
 from tandem.config import Settings
+from tandem.engines.installed import INSTALL_VLLM
 from tandem.errors import ConfigError, TandemError
 
 State: TypeAlias = Literal["ok", "info", "warning", "failure"]
@@ -57,6 +60,7 @@ def run_checks(settings: Settings) -> list[Finding]:
         _python(),
         _platform(),
         *_mlx(settings),
+        _vllm(settings),
         _demo_model(),
         _cards(settings),
         _models(settings),
@@ -101,6 +105,20 @@ def _mlx(settings: Settings) -> Iterator[Finding]:
     yield Finding("MLX", "ok", f"{version} on {device}, mlx-lm {lm_version}", values={"device": device})
     yield _matrix_speed(measured)
     yield _dtype(settings, device)
+
+
+def _vllm(settings: Settings) -> Finding:
+    from tandem.cluster.facts.engines import EngineProber
+
+    prober = EngineProber(home=settings.home)
+    fact = asyncio.run(prober.engine("Vllm"))
+    if not fact.available:
+        # Nothing needs it: MLX is there.
+        summary, _, command = fact.reason.partition(": ")
+        return Finding("vLLM", "info", summary, f"Install it with: {command}" if command == INSTALL_VLLM else command)
+    python = prober.interpreter("Vllm")
+    where = "" if python == Path(sys.executable) else f", in an environment of its own ({python.parent.parent})"
+    return Finding("vLLM", "ok", f"{fact.version}{where}", values={"python": str(python)})
 
 
 def _measure() -> dict[str, Any]:

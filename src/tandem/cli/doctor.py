@@ -15,7 +15,7 @@ _MARKS = {"ok": ("✓", "green"), "info": ("·", "dim"), "warning": ("!", "yello
 
 
 def doctor(host: HostFlag = None, port: PortFlag = None, as_json: JsonFlag = False) -> None:
-    """Check this machine: Python, matrix speed, the demo model, memory, disk, ports, multicast, hub.
+    """Check this machine: Python, engines, matrix speed, the demo model, memory, disk, ports, multicast, hub.
 
     Ends with status 1 if something is missing that Tandem cannot run without.
     """

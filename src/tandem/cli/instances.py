@@ -70,6 +70,9 @@ def place(
         typer.Option("--node", metavar="NODE", help="A node that has to take part: name or id. Repeat."),
     ] = None,
     min_nodes: Annotated[int, typer.Option("--min-nodes", min=1, help="At least so many nodes.")] = 1,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="mlx or vllm. [default: whichever can, mlx first]")
+    ] = None,
     preview: Annotated[
         bool, typer.Option("--preview", help="Only show every way in which it could be placed.")
     ] = False,
@@ -86,10 +89,12 @@ def place(
     from tandem.cli.cluster_client import cluster_client
     from tandem.cli.output import print_json
 
-    client = cluster_client(load_settings(host=host, port=port, api_key=api_key))
+    client = cluster_client(load_settings(host=host, port=port, api_key=api_key, engine=engine))
     view = client.view()
     ways = client.previews(model, [view.node(wanted).node_id for wanted in node or ()])
     ways = [way for way in ways if way["instance"] is None or len(_nodes(way)) >= min_nodes]
+    if engine is not None:
+        ways = [way for way in ways if (way["instance_meta"] == "Vllm") == (engine == "vllm")]
     if preview:
         if as_json:
             print_json(ways)

@@ -17,6 +17,7 @@ from tandem.cluster.identity import node_id
 from tandem.cluster.instances import LocalInstances
 from tandem.cluster.loop_thread import LoopThread
 from tandem.config import Settings
+from tandem.engines.base import EngineName
 from tandem.errors import TandemError
 from tandem.models.store import ModelStore
 from tandem.types import Event, GenerationRequest
@@ -35,16 +36,16 @@ def local_answerer(settings: Settings, reference: str) -> Iterator[LocalAnswerer
             with progress_view() as view:
                 with interruptible() as interrupted:
                     model = obtain(ModelStore(settings), reference, view, interrupted)
-                instance_id = loop.call(_launch(instances, model))
+                instance_id = loop.call(_launch(instances, model, settings.engine))
                 loop.call(show_loading(instances, [instance_id], view))
             yield LocalAnswerer(loop, instances, instance_id)
         finally:
             loop.call(instances.stop())
 
 
-async def _launch(instances: LocalInstances, model: Any) -> str:
+async def _launch(instances: LocalInstances, model: Any, engine: EngineName) -> str:
     # Nobody else is to be served, in whatever way.
-    return instances.launch(model, kv_port=-1)
+    return instances.launch(model, engine=engine, kv_port=-1)
 
 
 class LocalAnswerer:

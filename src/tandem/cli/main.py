@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import chat, cluster, demo, doctor, instances, kv, links, models, run, status, up, verify
+from tandem.cli import chat, cluster, demo, doctor, engines, instances, kv, links, models, run, status, up, verify
 from tandem.cli.failure import INTERRUPTED, describe_failure
 from tandem.cli.lazy import lazy_group
 
@@ -31,6 +31,7 @@ app.command("place")(instances.place)
 app.add_typer(instances.app, name="instances")
 app.add_typer(links.app, name="links")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(engines.app, name="engines")
 app.command("doctor")(doctor.doctor)
 app.command("verify")(verify.verify)
 app.add_typer(kv.app, name="kv")

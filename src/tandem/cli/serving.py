@@ -149,7 +149,7 @@ class _Serving:
         with progress_view(events=self._events) as view:
             with node.models.expecting(self._references):
                 models = [await self._obtain(node, reference, view) for reference in self._references]
-                instances = await node.run_here(models)
+                instances = await node.run_here(models, engine=self._settings.engine)
             await show_loading(node, instances, view)
 
     async def _obtain(self, node: Node, reference: str, view: View) -> LocalModel | str:

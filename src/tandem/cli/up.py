@@ -43,6 +43,9 @@ def up(
     open_: Annotated[
         bool, typer.Option("--open", help="Serve other machines, and let them join, without an API key and a secret.")
     ] = False,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="mlx, or vllm (`tandem engines` lists them). [default: mlx]")
+    ] = None,
     max_batch: Annotated[
         int | None, typer.Option("--max-batch", help="Requests a model answers at the same time. [default: 8]")
     ] = None,
@@ -101,6 +104,7 @@ def up(
         cluster_name=cluster,
         cluster_peers=",".join(peers) if peers else None,
         cluster_open=open_ or None,
+        engine=engine,
         max_batch=max_batch,
         max_queue=max_queue,
         context_length=context_length,

@@ -13,7 +13,7 @@ from tandem.cluster.control import ControlPlane
 from tandem.errors import DeadlineError, InvalidRequestError, NotFoundError
 from tandem.models.cards import ModelCard, plain_card
 from tandem.placement.links import check_link
-from tandem.placement.plan import PlacementRequest, place
+from tandem.placement.plan import PlacementRequest, over_several, place
 from tandem.placement.preview import Preview, previews
 from tandem.placement.world import World
 from tandem.types.intents import CardIntent, InstanceIntent, LinkIntent
@@ -65,8 +65,7 @@ class Commands:
         """
         if len(intent.shards) != 1:
             raise InvalidRequestError(
-                f"The instance has {len(intent.shards)} shards; running one instance over several nodes comes in a "
-                "later version. Place it on one node.",
+                f"The instance has {len(intent.shards)} shards; {over_several(intent.meta)}. Place it on one node.",
                 param="instance",
             )
         missing = [shard.node_id for shard in intent.shards if shard.node_id not in self._control.state.nodes]

@@ -13,6 +13,7 @@ from typing import Any
 from tandem.cluster.serving import any_host
 from tandem.config import Settings, parse_addresses
 from tandem.engines.base import EngineName, EngineOptions, LoadProgress, PrefillPort
+from tandem.engines.installed import not_installed
 from tandem.engines.sim.profile import parse_sim_reference
 from tandem.errors import ConfigError, InstanceNotReadyError, InvalidRequestError, NotFoundError
 from tandem.kv.server import require_secret
@@ -135,26 +136,39 @@ class LocalInstances:
         for listener in list(self._listeners):
             listener()
 
-    def launch(self, model: LocalModel | str, *, instance_id: str | None = None, **options: Any) -> str:
+    def launch(
+        self,
+        model: LocalModel | str,
+        *,
+        instance_id: str | None = None,
+        engine: EngineName = "mlx",
+        **options: Any,
+    ) -> str:
         """Create an instance and begin to load it.
 
         Args:
             model: a local model, or a reference to the `sim` engine such as `sim:decode_tps=100`.
             instance_id: None makes one up.
+            engine: that runs a local model.
             options: fields of `EngineOptions` that differ from the settings; `prefill_peers` as addresses.
 
         Returns:
             The instance's id.
+
+        Raises:
+            ConfigError: the engine is not installed.
         """
         if isinstance(model, str):
             profile = parse_sim_reference(model)
             card = profile.card()
-            engine = self._options(card, "sim", profile=profile.to_dict(), **options)
+            chosen = self._options(card, "sim", profile=profile.to_dict(), **options)
         else:
             card = model.card
-            engine = self._options(card, "mlx", path=str(model.path), **options)
+            if reason := not_installed(engine, self._settings.home):
+                raise ConfigError(reason, param="engine")
+            chosen = self._options(card, engine, path=str(model.path), **options)
         instance_id = instance_id or str(uuid.uuid4())
-        supervisor = Supervisor(instance_id, engine, self._settings, self._notify)
+        supervisor = Supervisor(instance_id, chosen, self._settings, self._notify)
         self._by_id[instance_id] = LocalInstance(instance_id, card, supervisor, options)
         supervisor.start()
         return instance_id

@@ -16,6 +16,7 @@ from tandem.cluster.control import ControlPlane
 from tandem.cluster.downloads import Downloads
 from tandem.cluster.events import Subscription
 from tandem.cluster.facts.gather import Sources
+from tandem.cluster.granting import with_options
 from tandem.cluster.identity import node_id
 from tandem.cluster.instances import InstanceStatus, LocalInstances
 from tandem.cluster.link_rates import LinkRates
@@ -31,6 +32,7 @@ from tandem.cluster.state import ClusterState
 from tandem.cluster.tasks import background, cancelled
 from tandem.cluster.view import View
 from tandem.config import Settings
+from tandem.engines.base import EngineName
 from tandem.errors import ConfigError, InstanceNotReadyError, NotFoundError
 from tandem.kv.tls import identity_for
 from tandem.models.store import LocalModel, ModelStore
@@ -215,37 +217,48 @@ class Node:
         """The state as placement looks at it: links trimmed to instances that are there, automatic ones added."""
         return self._view.whole()
 
-    async def launch(self, model: LocalModel | str, **options: Any) -> str:
+    async def launch(self, model: LocalModel | str, *, engine: EngineName = "mlx", **options: Any) -> str:
         """Have this machine run one more instance of a model.
 
         Args:
             model: a local model, or a reference to the `sim` engine such as `sim:decode_tps=100`.
+            engine: that runs a local model.
             options: fields of `EngineOptions` that differ from the settings.
 
         Returns:
             The instance's id.
+
+        Raises:
+            UnplaceableError: the engine cannot load this model.
         """
-        intent = instance_here(self.node_id, model, str(uuid.uuid4()))
-        await self.commands.create(msgspec.structs.replace(intent, options=options))
+        intent = instance_here(self.node_id, model, str(uuid.uuid4()), engine)
+        await self.commands.create(with_options(intent, self.world(), self.settings, options))
         return intent.instance_id
 
-    async def run_here(self, models: Iterable[LocalModel | str]) -> list[str]:
+    async def run_here(self, models: Iterable[LocalModel | str], *, engine: EngineName = "mlx") -> list[str]:
         """Have this machine run these models for as long as this process lives, and none of an earlier process's.
+
+        Args:
+            engine: that runs local models.
 
         Returns:
             The instances' ids. The same models get the same ids every time, so that links to them last.
+
+        Raises:
+            UnplaceableError: the engine cannot load one of them.
         """
         wanted: dict[str, InstanceIntent] = {}
         for model in models:
             reference = reference_to(model)
             count = sum(intent.reference == reference for intent in wanted.values())
             instance_id = str(uuid.uuid5(BOUND, f"{self.node_id}/{reference}/{count}"))
-            wanted[instance_id] = msgspec.structs.replace(instance_here(self.node_id, model, instance_id), bound=True)
+            intent = instance_here(self.node_id, model, instance_id, engine)
+            wanted[instance_id] = msgspec.structs.replace(intent, bound=True)
         for instance_id in self._bound() - wanted.keys():
             await self.commands.remove(instance_id)
         for intent in wanted.values():
             # Not `create`: it may be there from an earlier process.
-            await self.control.intents.put(intent)
+            await self.control.intents.put(with_options(intent, self.world(), self.settings))
         return list(wanted)
 
     def _bound(self) -> set[str]:

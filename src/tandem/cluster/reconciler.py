@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from tandem.cluster.instances import InstanceStatus, LocalInstances
 from tandem.cluster.local_models import reference_to
 from tandem.cluster.tasks import background
+from tandem.engines.base import EngineName
 from tandem.engines.sim.profile import parse_sim_reference
 from tandem.errors import ConfigError, NotFoundError, TandemError
 from tandem.models.cards import plain_card
@@ -109,7 +110,8 @@ class Reconciler:
             self._changed()
             try:
                 model = await self._obtain(intent.reference)
-                self._local.launch(model, instance_id=intent.instance_id, **intent.options)
+                engine: EngineName = "vllm" if intent.meta == "Vllm" else "mlx"
+                self._local.launch(model, instance_id=intent.instance_id, engine=engine, **intent.options)
             except TandemError as error:
                 coming.error = error
             except Exception as error:
@@ -163,7 +165,7 @@ class Reconciler:
 
 
 def _content(intent: InstanceIntent) -> tuple[object, ...]:
-    return intent.reference, intent.options, intent.shards
+    return intent.reference, intent.meta, intent.options, intent.shards
 
 
 def runner_fact(status: InstanceStatus, shard: Shard) -> RunnerFact:
@@ -189,17 +191,21 @@ def runner_fact(status: InstanceStatus, shard: Shard) -> RunnerFact:
     )
 
 
-def instance_here(node_id: str, model: LocalModel | str, instance_id: str) -> InstanceIntent:
+def instance_here(
+    node_id: str, model: LocalModel | str, instance_id: str, engine: EngineName = "mlx"
+) -> InstanceIntent:
     """The intent of a whole instance on one node.
 
     Args:
         model: a local model, or a reference to the `sim` engine.
+        engine: that runs a local model.
     """
     meta: InstanceMeta
     if isinstance(model, str):
         card, reference, meta = parse_sim_reference(model).card(), model, "Sim"
     else:
-        card, reference, meta = model.card, reference_to(model), "MlxRing"
+        card, reference = model.card, reference_to(model)
+        meta = "Vllm" if engine == "vllm" else "MlxRing"
     return InstanceIntent(
         instance_id=instance_id,
         model_id=card.model_id,

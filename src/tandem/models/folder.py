@@ -11,6 +11,7 @@ from typing import Any
 from tandem.errors import CorruptModelError
 from tandem.models.cards import Capability, ModelCard
 from tandem.models.progress import Progress, ProgressCallback
+from tandem.models.quantisation import quantisation_of
 
 SHARDABLE = frozenset(
     {
@@ -123,8 +124,7 @@ def card_from_config(model_id: str, config: dict[str, Any], size: int, chat_temp
         CorruptModelError: the config lacks what a card needs.
     """
     text = config | config.get("text_config", {})
-    quantization = config.get("quantization") or config.get("quantization_config") or {}
-    bits = quantization.get("bits")
+    quantization = quantisation_of(config)
     wide = (text.get("dtype") or text.get("torch_dtype")) == "float32"
     capabilities: list[Capability] = ["text"]
     if "<think>" in chat_template or "enable_thinking" in chat_template or "<|channel|>" in chat_template:
@@ -145,7 +145,7 @@ def card_from_config(model_id: str, config: dict[str, Any], size: int, chat_temp
         supports_tensor=model_type in SHARDABLE,
         num_key_value_heads=text.get("num_key_value_heads"),
         family=model_type,
-        quantization=f"{bits}bit" if bits else "float32" if wide else "",
+        quantization=quantization or ("float32" if wide else ""),
         capabilities=tuple(capabilities),
         context_length=int(text.get("max_position_embeddings") or 0),
     )

@@ -11,12 +11,11 @@ from typing import Literal, TypeAlias
 
 from tandem.placement.addresses import LINK_RANK, LinkKind, Reach
 from tandem.placement.memory import Availability
-from tandem.placement.world import World, has_backend, node_speed
+from tandem.placement.world import World, has_backend, node_speed, on_accelerator
 from tandem.types.facts import Backend, NodeFacts
 
 MOST_SEEDS = 6
 """First nodes that a set grows from."""
-ACCELERATED: frozenset[Backend | None] = frozenset(("MlxMetal", "MlxCuda", "Vllm"))
 Merit: TypeAlias = tuple[float, float, float, float, float]
 Shape: TypeAlias = Literal["chain", "mesh"]
 """Who talks to whom: each node to the next (pipeline), or everybody to everybody (tensor)."""
@@ -43,7 +42,7 @@ class Member:
         """A node that could give `available` bytes."""
         speed = node_speed(facts)
         merit = (
-            0.0 if backend in ACCELERATED else 1.0,
+            0.0 if on_accelerator(facts, backend) else 1.0,
             -(1.0 if backend is None else _downloaded(facts, model_id)),
             -float((available >> 28).bit_length()),
             -(speed or 0.0),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tandem.models.cards import ModelCard
 from tandem.placement.weights import loaded_bits, loaded_size, stored_bits
-from tandem.placement.world import World, backend_of, card_of
+from tandem.placement.world import World, backend_of, card_of, on_accelerator
 from tandem.types.facts import Backend, NodeFacts, Resources, RunnerFact
 from tandem.types.intents import InstanceIntent, Shard
 
@@ -27,7 +27,13 @@ OVERHEAD: dict[Backend | None, int] = {
     None: 96 * MIB,
 }
 """What a runner takes before it has a model, rounded up: its process and libraries, an accelerator's context, and for
-vLLM its captured graphs. None is the simulated engine."""
+vLLM on a GPU its captured graphs (not measured: no such GPU was at hand). None is the simulated engine."""
+VLLM_CPU_OVERHEAD = 1280 * MIB
+VLLM_CPU_CHUNK = 512
+VLLM_SEQUENCES = 8
+"""Requests that an instance answers at a time by default."""
+VLLM_PADDING = 128 * (VLLM_SEQUENCES + 1)
+"""Tokens of its cache that hold nothing: each request rounds up to a block, and one block is never used."""
 PREFILL_CHUNK: dict[Backend | None, int] = {"MlxCpu": 256, "MlxMetal": 2048, "MlxCuda": 2048, "Vllm": 8192, None: 0}
 """Prompt tokens that are computed at once."""
 
@@ -59,6 +65,7 @@ class Footprint:
         layer_cache: keys and values of one layer for the whole context.
         divides_cache: tensor sharding splits the cache, too.
         fixed: activations and engine, on every node.
+        tokens: that the cache has room for.
     """
 
     layers: int
@@ -68,6 +75,7 @@ class Footprint:
     layer_cache: int
     divides_cache: bool
     fixed: int
+    tokens: int
 
     @property
     def layer(self) -> int:
@@ -75,9 +83,14 @@ class Footprint:
         return self.layer_weights + self.layer_cache
 
     @property
+    def cache(self) -> int:
+        """Keys and values of all layers for the whole context."""
+        return self.layers * self.layer_cache
+
+    @property
     def single(self) -> int:
         """On one node."""
-        return self.weights + self.layers * self.layer_cache + self.fixed
+        return self.weights + self.cache + self.fixed
 
     def pipeline(self, layers: int, *, first: bool, last: bool) -> int:
         """A stage of `layers`; the first one has the embeddings, the last one the output head."""
@@ -99,6 +112,8 @@ def footprint(
     context_length: int,
     cache_elements: int | None = None,
     free: int | None = None,
+    *,
+    on_cpu: bool = False,
 ) -> Footprint:
     """What `card` takes with `backend`.
 
@@ -115,27 +130,34 @@ def footprint(
         cache_elements: numbers per token over all layers, where a running copy of the model has told.
         free: bytes that the node has free. A CPU widens quantised weights where it has room for that; None counts them
             as they are stored, which is the least.
+        on_cpu: the engine computes on the processor; asked of vLLM alone, which has builds for both.
     """
     length = planned_context(card, context_length)
-    # MLX keeps float32 as it is, vLLM does not.
-    wide = backend in ("MlxCpu", None) or (backend != "Vllm" and stored_bits(card) == 32)
+    cached = length + (VLLM_PADDING if backend == "Vllm" else 0)
+    slow = backend == "MlxCpu" or (backend == "Vllm" and on_cpu)
+    # MLX keeps float32 as it is, vLLM on a GPU does not.
+    wide = slow or backend is None or (backend != "Vllm" and stored_bits(card) == 32)
     element = 4 if wide else 2
-    weights = loaded_size(card, backend, free)
+    weights = loaded_size(card, backend, free, on_cpu=on_cpu)
     latent = LATENT_WIDTHS.get(card.family)
     if cache_elements is not None:
         layer_elements = _share(cache_elements, card.n_layers)
     else:
         layer_elements = latent if latent is not None else 2 * _head_width(card)
-    width = card.hidden_size * loaded_bits(card, backend, free) / 8
+    overhead, chunk = OVERHEAD[backend], PREFILL_CHUNK[backend]
+    if backend == "Vllm" and on_cpu:
+        overhead, chunk = VLLM_CPU_OVERHEAD, VLLM_CPU_CHUNK
+    width = card.hidden_size * loaded_bits(card, backend, free, on_cpu=on_cpu) / 8
     least_table = min(int(SMALLEST_VOCABULARY * width), weights // 2)
     return Footprint(
         layers=card.n_layers,
         weights=weights,
         layer_weights=_share(weights - least_table, card.n_layers),
         table=min(int(LARGEST_VOCABULARY * width), weights),
-        layer_cache=layer_elements * element * length,
+        layer_cache=layer_elements * element * cached,
         divides_cache=latent is None,
-        fixed=OVERHEAD[backend] + 17 * PREFILL_CHUNK[backend] * card.hidden_size * element,
+        fixed=overhead + 17 * chunk * card.hidden_size * element,
+        tokens=cached,
     )
 
 
@@ -224,7 +246,11 @@ def shard_need(instance: InstanceIntent, shard: Shard, facts: NodeFacts) -> int:
     length = instance.options.get("context_length")
     backend = backend_of(instance.meta, facts)
     free = facts.resources.memory_available if shard.world == 1 else None
-    needs = footprint(card, backend, length if isinstance(length, int) else 0, free=free)
+    on_cpu = not on_accelerator(facts, backend)
+    needs = footprint(card, backend, length if isinstance(length, int) else 0, free=free, on_cpu=on_cpu)
+    granted = instance.options.get("cache_bytes")
+    if backend == "Vllm" and shard.world == 1 and isinstance(granted, int) and granted > 0:
+        return needs.single - needs.cache + granted
     if instance.sharding == "Tensor":
         return needs.tensor(shard.world)
     return needs.pipeline(

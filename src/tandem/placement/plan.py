@@ -11,7 +11,7 @@ from tandem.placement.planner import Constraints, Plan, Planner, Refusal, normal
 from tandem.placement.world import World, display_name
 from tandem.types.intents import InstanceIntent, InstanceMeta, Shard, Sharding
 
-__all__ = ["PlacementRequest", "instance_of", "place"]
+__all__ = ["PlacementRequest", "instance_of", "over_several", "place"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class PlacementRequest:
         node_ids: nodes that have to take part; with `exact`, no other ones.
         context_length: tokens that have to fit; 0 for a default that is enough for most conversations.
         override_memory: do not refuse for lack of memory.
+        cache_bytes: of cache for an engine that takes all of it as it starts (vLLM); 0 lets the planner choose.
     """
 
     card: ModelCard
@@ -35,10 +36,13 @@ class PlacementRequest:
     exact: bool = False
     context_length: int = 0
     override_memory: bool = False
+    cache_bytes: int = 0
 
     def constraints(self) -> Constraints:
         """The part of it that every attempt has in common."""
-        return Constraints(frozenset(self.node_ids), self.exact, self.context_length, self.override_memory)
+        return Constraints(
+            frozenset(self.node_ids), self.exact, self.context_length, self.override_memory, self.cache_bytes
+        )
 
 
 def place(
@@ -84,9 +88,16 @@ def _not_yet(card: ModelCard, plan: Plan, why: Sequence[Refusal]) -> str:
     names = ", ".join(f"'{display_name(member.facts)}'" for member in plan.members)
     instead = why[0].message if why else "Place it on one node."
     return (
-        f"{short_name(card)} would fit on {len(plan.members)} nodes ({names}), but running one instance over several "
-        f"nodes comes in a later version; this one shows such plans only. {instead}"
+        f"{short_name(card)} would fit on {len(plan.members)} nodes ({names}), but {over_several(plan.meta)}; this "
+        f"version shows such plans only. {instead}"
     )
+
+
+def over_several(meta: InstanceMeta) -> str:
+    """Why no instance of this kind runs on several nodes yet; the end of a sentence."""
+    if meta == "Vllm":
+        return "vLLM over several nodes (tensor or pipeline parallel, by Ray) comes in a later version"
+    return "running one instance over several nodes comes in a later version"
 
 
 def instance_of(plan: Plan, request: PlacementRequest, instance_id: str, created: float = 0.0) -> InstanceIntent:
@@ -103,6 +114,10 @@ def instance_of(plan: Plan, request: PlacementRequest, instance_id: str, created
             for rank, member in enumerate(plan.members)
         ),
         card=plain_card(request.card),
-        options={"context_length": request.context_length} if request.context_length else {},
+        options={
+            name: value
+            for name, value in (("context_length", request.context_length), ("cache_bytes", plan.cache_bytes))
+            if value
+        },
         created=created,
     )

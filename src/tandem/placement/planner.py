@@ -9,7 +9,8 @@ from tandem.models.cards import ModelCard
 from tandem.placement.candidates import Candidates, Group, Member, Shape
 from tandem.placement.layers import ranges, split_pipeline, tensor_fault
 from tandem.placement.memory import Footprint, footprint, known_cache_elements
-from tandem.placement.world import META_BACKENDS, World, display_name, gigabytes
+from tandem.placement.vllm import cache_grant, vllm_fault
+from tandem.placement.world import META_BACKENDS, World, display_name, gigabytes, has_backend, on_accelerator
 from tandem.types.facts import Backend
 from tandem.types.intents import InstanceMeta, Sharding
 
@@ -25,12 +26,14 @@ class Constraints:
         exact: and no other ones.
         context_length: tokens that cache is planned for; 0 for a default.
         ignore_memory: place it whatever fits.
+        cache_bytes: of cache for an engine that takes all of it as it starts; 0 lets the planner choose.
     """
 
     node_ids: frozenset[str] = frozenset()
     exact: bool = False
     context_length: int = 0
     ignore_memory: bool = False
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,7 @@ class Plan:
     Attributes:
         layers: half-open ranges, by rank.
         needs: bytes, by rank.
+        cache_bytes: of them, the cache that an engine is granted which takes it as it starts; 0 for one that grows it.
     """
 
     sharding: Sharding
@@ -47,6 +51,7 @@ class Plan:
     members: tuple[Member, ...]
     layers: tuple[tuple[int, int], ...]
     needs: tuple[int, ...]
+    cache_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +101,21 @@ class Planner:
         """What the model takes with an engine, at least."""
         if backend not in self._footprints:
             length = self.constraints.context_length
-            self._footprints[backend] = footprint(self.card, backend, length, self._cache_elements)
+            on_cpu = any(
+                not on_accelerator(facts, backend)
+                for facts in self.world.nodes.values()
+                if backend == "Vllm" and has_backend(facts, backend)
+            )
+            self._footprints[backend] = footprint(self.card, backend, length, self._cache_elements, on_cpu=on_cpu)
         return self._footprints[backend]
 
     def footprint_on(self, member: Member) -> Footprint:
         """What the whole model takes on one node, as the engine will load it there if it has room for that."""
         free, length = member.facts.resources.memory_available, self.constraints.context_length
-        usual = footprint(self.card, member.backend, length, self._cache_elements, free)
+        on_cpu = not on_accelerator(member.facts, member.backend)
+        usual = footprint(self.card, member.backend, length, self._cache_elements, free, on_cpu=on_cpu)
+        if member.backend == "Vllm":
+            return usual
         return usual if usual.single <= member.available else self.footprint(member.backend)
 
     def backends(self, meta: InstanceMeta) -> tuple[Backend | None, ...]:
@@ -124,6 +137,9 @@ class Planner:
             return Refusal(
                 "request", f"{short_name(card)} does not run as {meta}: its card names {runs}.", permanent=True
             )
+        fault = vllm_fault(card) if meta == "Vllm" else None
+        if fault is not None:
+            return Refusal("request", fault, permanent=True)
         if card.context_length and constraints.context_length > card.context_length:
             return Refusal(
                 "request",
@@ -201,6 +217,13 @@ class Planner:
         sizes = tuple(
             needs.pipeline(count, first=rank == 0, last=rank == size - 1) for rank, count in enumerate(counts)
         )
+        if backend == "Vllm" and size == 1:
+            on_cpu = not on_accelerator(members[0].facts, backend)
+            granted = cache_grant(needs, members[0].available, self.constraints.cache_bytes, on_cpu=on_cpu)
+            need = needs.single + granted - needs.cache
+            if need > members[0].available and not self.constraints.ignore_memory:
+                return None
+            return Plan(sharding, meta, members, ranges(counts), (need,), granted)
         return Plan(sharding, meta, members, ranges(counts), sizes)
 
     # ------------------------------------------------------------------------------------------------------- refusals

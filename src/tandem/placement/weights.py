@@ -31,23 +31,26 @@ def stored_bits(card: ModelCard) -> float:
     return 4.5 if "4" in name and "8" not in name else 8.5
 
 
-def loaded_bits(card: ModelCard, backend: Backend | None, free: int | None = None) -> float:
+def loaded_bits(card: ModelCard, backend: Backend | None, free: int | None = None, *, on_cpu: bool = False) -> float:
     """Bits of one weight in memory.
 
     Args:
         free: bytes that the node will have free as it loads the model. None counts quantised weights as they are
             stored: the least that they can take.
+        on_cpu: for vLLM, that it computes on the processor: in float32, and quantised weights as they are.
     """
     stored = stored_bits(card)
+    if backend == "Vllm" and on_cpu:
+        return 32 if stored == 16 else stored
     if backend != "MlxCpu" or stored == 32:
         return stored
     return 32 if stored == 16 or (free is not None and widens(card.storage_size, free)) else stored
 
 
-def loaded_size(card: ModelCard, backend: Backend | None, free: int | None = None) -> int:
-    """Bytes of all weights in memory, at most; `free` as in `loaded_bits`."""
+def loaded_size(card: ModelCard, backend: Backend | None, free: int | None = None, *, on_cpu: bool = False) -> int:
+    """Bytes of all weights in memory, at most; `free` and `on_cpu` as in `loaded_bits`."""
     stored = stored_bits(card)
-    if loaded_bits(card, backend, free) == stored:
+    if loaded_bits(card, backend, free, on_cpu=on_cpu) == stored:
         return card.storage_size
     if stored == 16:
         return 2 * card.storage_size

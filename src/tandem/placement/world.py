@@ -56,6 +56,13 @@ def has_backend(facts: NodeFacts, backend: Backend) -> bool:
     return any(engine.backend == backend and engine.available for engine in facts.engines)
 
 
+def on_accelerator(facts: NodeFacts, backend: Backend | None) -> bool:
+    """Whether this engine computes on a GPU there. vLLM does where there is one, and on the processor elsewhere."""
+    if backend == "Vllm":
+        return facts.resources.unified or bool(facts.resources.accelerators)
+    return backend in ("MlxMetal", "MlxCuda")
+
+
 def backend_of(meta: InstanceMeta, facts: NodeFacts) -> Backend | None:
     """The engine that an instance of this kind uses on the node; None for `Sim`, or if there is none."""
     return next((backend for backend in META_BACKENDS[meta] if has_backend(facts, backend)), None)

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,17 +81,18 @@ class RunnerProcess:
         return self.process.returncode if self.process.returncode is not None else -1
 
 
-async def launch(log_file: Path) -> RunnerProcess:
+async def launch(log_file: Path, python: Path) -> RunnerProcess:
     """Start `python -m tandem.runner.process` and connect to it.
 
     Args:
         log_file: its standard error is appended here.
+        python: the interpreter of the engine's environment.
     """
     ours, theirs = socket.socketpair()
     try:
         # A session of its own: Ctrl-C in the terminal reaches the server, which then stops its runners in order.
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            python,
             "-m",
             "tandem.runner.process",
             "--fd",

@@ -18,6 +18,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from tandem.engines.base import Engine, EngineOptions, Output, PrefillPort, Prepared
+from tandem.engines.mlx import lean
 from tandem.engines.registry import build_engine
 from tandem.errors import TandemError
 from tandem.kv.server import PrefillServer, ServerOptions
@@ -110,6 +111,8 @@ class Runner:
         return status
 
     def _start_engine(self, options: EngineOptions) -> None:
+        if options.engine == "mlx":
+            lean.without_torch()
         self._engine = build_engine(options)
         self._engine.wake = lambda: self._inbox.put(_Wake())
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()

@@ -19,6 +19,7 @@ import msgspec
 
 from tandem.config import Settings
 from tandem.engines.base import EngineOptions, LoadProgress, PrefillPort
+from tandem.engines.installed import interpreter_of
 from tandem.errors import InstanceNotReadyError, QueueFullError, RunnerDiedError, TandemError
 from tandem.runner.launcher import RunnerProcess, launch
 from tandem.runner.messages import (
@@ -216,7 +217,7 @@ class Supervisor:
         self._kill_reason = None
         failure: TandemError | None = None
         try:
-            runner = await launch(self.log_file)
+            runner = await launch(self.log_file, interpreter_of(self.options.engine, self._settings.home))
         except OSError as error:
             self.error = RunnerDiedError(f"The runner process could not be started: {error}")
             return False

@@ -21,7 +21,7 @@ from tandem.api.openapi import body_of, command_errors, errors
 from tandem.cluster.catalogue import Known
 from tandem.errors import InvalidRequestError, NotFoundError, UnplaceableError
 from tandem.models.cards import ModelCard
-from tandem.placement.plan import PlacementRequest, place
+from tandem.placement.plan import PlacementRequest, over_several, place
 from tandem.placement.preview import Preview
 from tandem.types.intents import InstanceIntent, InstanceMeta, Sharding
 
@@ -53,8 +53,7 @@ async def _create(
     node = context.node
     if len(intent.shards) > 1:
         raise UnplaceableError(
-            f"The instance has {len(intent.shards)} shards; running one instance over several nodes comes in a later "
-            "version. Choose a preview on one node.",
+            f"The instance has {len(intent.shards)} shards; {over_several(intent.meta)}. Choose a preview on one node.",
             param="instance",
         )
     [shard] = intent.shards
@@ -78,6 +77,7 @@ async def _create(
         node_ids=(shard.node_id,),
         exact=True,
         context_length=intent.options.get("context_length", 0),
+        cache_bytes=intent.options.get("cache_bytes", 0),
         override_memory=override,
     )
     created = await node.commands.place(wish, instance_id=intent.instance_id, runner_id=shard.runner_id)
@@ -124,7 +124,7 @@ async def place_instance(request: Request) -> Response:
     async def work() -> tuple[InstanceIntent, ModelCard]:
         known = await model_named(context, body.model_id)
         wish = _wish(known, body.sharding, body.instance_meta, body.min_nodes, body.node_ids, body.context_length)
-        wish = replace(wish, override_memory=body.override_memory)
+        wish = replace(wish, override_memory=body.override_memory, cache_bytes=body.cache_bytes)
         return await context.node.commands.place(wish), known.card
 
     return _created(*await within(COMMAND_SECONDS, "Placing the instance", work()))
@@ -231,8 +231,7 @@ def _preview_json(preview: Preview) -> dict[str, Any]:
     error = preview.error
     if preview.instance is not None and len(preview.instance.shards) > 1:
         error = (
-            f"It would fit on {preview.nodes} nodes, but running one instance over several nodes comes in a later "
-            "version. Choose a preview on one node."
+            f"It would fit on {preview.nodes} nodes, but {over_several(preview.meta)}. Choose a preview on one node."
         )
     return {
         "model_id": preview.model_id,

@@ -32,6 +32,9 @@ class PlaceInstance(BaseModel):
     min_nodes: int = Field(1, ge=1)
     node_ids: list[str] = Field([], max_length=64, description="Nodes that have to take part.")
     context_length: int = Field(0, ge=0, le=1 << 31)
+    cache_bytes: int = Field(
+        0, ge=0, le=1 << 50, description="Cache that a vLLM instance takes; 0 lets the planner choose."
+    )
     override_memory: bool = Field(False, description="Do not refuse for lack of memory.")
 
 
@@ -149,15 +152,27 @@ class FeatureFlags(Answer):
     disaggregation: bool
 
 
+class EngineObject(BaseModel):
+    """One engine on one node: whether it really imports there, and if not, what is missing."""
+
+    backend: str
+    version: str
+    available: bool
+    reason: str
+
+
 class Capabilities(Answer):
     """What this cluster can do."""
 
     node_id: str
     version: str
     features: dict[str, bool]
+    vllm_available: bool
+    mlx_available: bool
     instance_metas: list[str]
     shardings: list[str]
     backends: dict[str, list[str]]
+    engines: dict[str, list[EngineObject]]
 
 
 class ModelRemoved(BaseModel):

@@ -119,6 +119,7 @@ async def feature_flags(request: Request) -> Response:
 async def capabilities(request: Request) -> Response:
     """Features of this version, and the engines of each node."""
     node = context_of(request).node
+    found = {engine.backend for facts in node.state.nodes.values() for engine in facts.engines if engine.available}
     return json_response(
         {
             "node_id": node.node_id,
@@ -130,10 +131,16 @@ async def capabilities(request: Request) -> Response:
                 "sharded_instances": False,
                 "images": False,
             },
+            "vllm_available": "Vllm" in found,
+            "mlx_available": bool(found - {"Vllm"}),
             "instance_metas": [*METAS, "Sim"],
             "shardings": SHARDINGS,
             "backends": {
                 node_id: [engine.backend for engine in facts.engines if engine.available]
+                for node_id, facts in node.state.nodes.items()
+            },
+            "engines": {
+                node_id: [msgspec.to_builtins(engine) for engine in facts.engines]
                 for node_id, facts in node.state.nodes.items()
             },
         }

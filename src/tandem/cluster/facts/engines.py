@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
 from tandem.cluster.facts.probe import MARK
+from tandem.engines.installed import interpreter_of
 from tandem.types.facts import Backend, EngineFact
 
 PROBE_SECONDS = 120.0
@@ -35,6 +37,7 @@ class EngineProber:
         deadline: seconds for each engine.
         environment: variables on top of this process's.
         platform: as `sys.platform`.
+        home: the data folder, where engines may have environments of their own; None for none.
     """
 
     def __init__(
@@ -42,10 +45,12 @@ class EngineProber:
         deadline: float = PROBE_SECONDS,
         environment: Mapping[str, str] | None = None,
         platform: str = sys.platform,
+        home: Path | None = None,
     ) -> None:
         self._deadline = deadline
         self._environment = {**os.environ, **QUIET, **(environment or {})}
         self._platform = platform
+        self._home = home
         self._lock = asyncio.Lock()
         self._known: dict[Backend, EngineFact] = {}
 
@@ -63,10 +68,16 @@ class EngineProber:
                 )
             return self._known[backend]
 
+    def interpreter(self, backend: Backend) -> Path:
+        """The Python that runners with this engine are started with."""
+        if backend == "Vllm" and self._home is not None:
+            return interpreter_of("vllm", self._home)
+        return Path(sys.executable)
+
     async def _probe(self, backend: Backend) -> EngineFact:
         # One pipe for both: the answer is found by its mark, and the last line says why there is none.
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
+            self.interpreter(backend),
             "-m",
             "tandem.cluster.facts.probe",
             backend,
@@ -98,6 +109,8 @@ def impossible(backend: Backend, platform: str) -> str:
         return "it needs macOS on Apple silicon"
     if backend == "MlxCuda" and platform != "linux":
         return "it needs Linux with an NVIDIA GPU"
+    if backend == "Vllm" and platform != "linux":
+        return "Tandem runs it on Linux only"
     return ""
 
 

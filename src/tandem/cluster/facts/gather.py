@@ -44,13 +44,14 @@ class Sources:
     Attributes:
         device: from the GPUs' names.
         gpu: from the chip's name, as device tells it.
+        engines: None for those of the node's own data folder.
     """
 
     system: Callable[[], SystemReading] = field(default_factory=lambda: SystemReader().read)
     interfaces: Callable[[], tuple[Interface, ...]] = field(default_factory=lambda: InterfaceReader().read)
     device: Callable[[tuple[str, ...]], Device] = read_device
     gpu: Callable[[str], GpuSource] = find_gpu_source
-    engines: EngineProber = field(default_factory=EngineProber)
+    engines: EngineProber | None = None
 
 
 class FactsGatherer:
@@ -82,6 +83,7 @@ class FactsGatherer:
     ) -> None:
         self._settings = settings
         self._sources = sources or Sources()
+        self._engines = self._sources.engines or EngineProber(home=settings.home)
         self._emit = emit
         self._interval = self._pause = interval
         self._throttle = Throttle(self._deliver, GAP, clock or asyncio.get_running_loop())
@@ -198,7 +200,7 @@ class FactsGatherer:
             await self.look()
 
     async def _probe_engines(self) -> None:
-        self._push(engines=await self._sources.engines.engines())
+        self._push(engines=await self._engines.engines())
 
 
 async def _try(read: BlockingRead[Any]) -> Any:

