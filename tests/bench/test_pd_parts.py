@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tandem.bench.client import Answer
 from tandem.bench.environment import describe
-from tandem.bench.pd import config
+from tandem.bench.pd import config, sides
 from tandem.bench.pd.bench import Prompts, turn
 from tandem.bench.pd.config import Options, make_plan, parse_lengths
 from tandem.bench.pd.plan import Case, PdPlan, SidePlan
@@ -177,6 +177,13 @@ def test_each_arrangement_is_first_in_turn() -> None:
     assert all(sorted(turn(number)) == sorted(ARRANGEMENTS) for number in range(4))
 
 
+def test_a_running_prefill_node_reads_for_others_first() -> None:
+    """Else its prefix cache could serve the hand-off of a prompt that it was asked itself."""
+    orders = [turn(number, reads_first=True) for number in range(3)]
+    assert all(order.index("disaggregated") < order.index("prefill_alone") for order in orders)
+    assert {order.index("decode_alone") for order in orders} == {0, 1, 2}
+
+
 def test_simulated_prompts_have_exact_lengths_and_beginnings_of_their_own() -> None:
     prompts = Prompts(None, seed=7)
     first, second = prompts.make("0 500 4", 500), prompts.make("1 500 4", 500)
@@ -198,7 +205,7 @@ def made(folder: Path, text: str, **options: Any) -> PdPlan:
 def test_the_usual_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(config, "vllm_here", lambda: True)
     one = make_plan(None, Options())
-    assert (one.prefill, one.decode) == (SidePlan("vllm", dtype="float32"), SidePlan("mlx"))
+    assert (one.prefill, one.decode) == (SidePlan("vllm"), SidePlan("mlx"))
     assert len(one.cases) == 6
     assert (one.longest, one.rounds, one.warm_up) == (2000, 3, 1)
     assert {case.output_tokens for case in one.cases} == {16, 64}
@@ -288,7 +295,7 @@ def test_one_node_is_not_both_sides() -> None:
         check_two(side, side)
 
 
-def test_how_a_side_is_started(tmp_path: Path) -> None:
+def test_how_a_side_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     side = SidePlan("sim", profile={"prefill_tps": 5.0, "script": "a, b"}, threads=2, environment={"A": "b"})
     process = up("prefill", side, tmp_path, alone=True).process
     command, environment = process._command, process._environment
@@ -302,3 +309,8 @@ def test_how_a_side_is_started(tmp_path: Path) -> None:
     assert other._environment["TANDEM_KV_PORT"] == "-1"
     assert "TANDEM_CLUSTER_SECRET" not in other._environment
     assert "--engine" not in other._command
+    assert (tmp_path / "decode-home" / "engines").is_symlink()
+    monkeypatch.setattr(sides, "_reference", lambda plan: plan.model)
+    reads = up("reads", SidePlan("vllm", model="/some/model"), tmp_path, alone=True).process._command
+    assert reads[reads.index("--engine") + 1] == "vllm"
+    assert "/some/model" in reads

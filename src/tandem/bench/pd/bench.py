@@ -69,15 +69,27 @@ async def bench_pd(plan: PdPlan, folder: Path | None, *, work: Path, say: Say) -
                 label = f"{number} {case.prompt_tokens} {case.output_tokens}"
                 where = f"round {number + 1} of {plan.rounds}: {case.prompt_tokens} + {case.output_tokens} tokens"
                 tokens = prompts.make(label, case.prompt_tokens)
-                order = turn(number + place)
+                order = turn(number + place, reads_first=not prefill.own)
                 results[case].append(await pair.ask(tokens, case.output_tokens, order, say, where))
     return PdReport(plan, describe(load_before), [CaseResult.of(case, rounds) for case, rounds in results.items()])
 
 
-def turn(number: int) -> tuple[Arrangement, ...]:
-    """The order in which the arrangements work: each of them is first, second and last in turn."""
+def turn(number: int, *, reads_first: bool = False) -> tuple[Arrangement, ...]:
+    """The order in which the arrangements work: each of them is first, second and last in turn.
+
+    Args:
+        reads_first: the prefill side is asked for others' sake before its own. A request that must not read a prefix
+            cache may fill it, and what prefills for others reads it.
+    """
     first = number % len(ARRANGEMENTS)
-    return ARRANGEMENTS[first:] + ARRANGEMENTS[:first]
+    order = ARRANGEMENTS[first:] + ARRANGEMENTS[:first]
+    if reads_first and order.index("prefill_alone") < order.index("disaggregated"):
+        swapped: dict[Arrangement, Arrangement] = {
+            "prefill_alone": "disaggregated",
+            "disaggregated": "prefill_alone",
+        }
+        return tuple(swapped.get(one, one) for one in order)
+    return order
 
 
 class Pair:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 import tomllib
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from tandem.bench.pd.plan import Case, PdPlan, SideEngine, SidePlan, sweep
+from tandem.config import settings
+from tandem.engines.installed import not_installed
 from tandem.engines.sim.profile import is_sim_reference, parse_sim_reference
 from tandem.errors import ConfigError
 
@@ -94,8 +95,8 @@ def parse_lengths(text: str, name: str) -> tuple[int, ...]:
 
 
 def vllm_here() -> bool:
-    """Whether vLLM can be imported, without importing it."""
-    return find_spec("vllm") is not None
+    """Whether vLLM is installed, in this environment or in one of its own."""
+    return not not_installed("vllm", settings().home)
 
 
 def _read(file: Path) -> _File:
@@ -130,8 +131,8 @@ def _side(name: str, table: dict[str, Any], option: str, model: str | None) -> S
         # An engine named on the command line has the speeds that are named with it.
         table.pop("profile", None)
         table |= _engine(option, name)
-    if "engine" not in table:
-        table |= _usual(name, table)
+    usual: SideEngine = "vllm" if name == "prefill" and vllm_here() else "mlx"
+    table.setdefault("engine", usual)
     side: SidePlan = _convert(table, SidePlan, f"[{name}]")
     return side
 
@@ -143,13 +144,6 @@ def _engine(option: str, name: str) -> dict[str, Any]:
         message = f"--{name} takes mlx, vllm or sim:KEY=VALUE,..., not {option!r}. A config file names running nodes."
         raise ConfigError(message, param=name)
     return {"engine": option}
-
-
-def _usual(name: str, table: dict[str, Any]) -> dict[str, Any]:
-    engine: SideEngine = "vllm" if name == "prefill" and vllm_here() else "mlx"
-    # Texts are compared: two engines compute alike only in the same precision, and MLX takes float32 on a processor.
-    more = {"dtype": "float32"} if engine == "vllm" and "dtype" not in table else {}
-    return {"engine": engine} | more
 
 
 def _cases(told: _File, options: Options) -> tuple[Case, ...]:

@@ -36,6 +36,7 @@ class Side:
         model: the name that requests carry.
         instance_id: of the instance that answers.
         kv: address of the prefill side's KV port.
+        own: the bench started it, without a prefix cache.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Side:
     instance_id: str
     kv: str
     api_key: str = ""
+    own: bool = True
 
     async def complete(self, prompt: Sequence[int], tokens: int, deadline: float) -> Answer:
         """Continue token ids greedily for exactly `tokens` tokens, with no help from a prefix cache.
@@ -168,6 +170,10 @@ def up(name: str, plan: SidePlan, work: Path, *, alone: bool) -> Target:
     Args:
         alone: both sides run here, where they need no secret.
     """
+    # An engine in an environment of its own is found where it was installed, not in a data folder of this run.
+    home = work / f"{name}-home"
+    home.mkdir(exist_ok=True)
+    (home / "engines").symlink_to(settings().home.absolute() / "engines", target_is_directory=True)
     arguments = ["--dtype", plan.dtype]
     if plan.engine == "vllm":
         arguments += ["--engine", "vllm"]
@@ -242,4 +248,4 @@ async def find(name: str, plan: SidePlan) -> Side:
     kv = plan.kv
     if name == "prefill" and not kv:
         kv = await kv_port(host, port, api_key=key)
-    return Side(name, host, port, engine, instance["model"], instance["instance_id"], kv, key)
+    return Side(name, host, port, engine, instance["model"], instance["instance_id"], kv, key, own=False)
