@@ -140,8 +140,9 @@ async def _warm_up(plan: PdPlan, pair: Pair, prompts: Prompts, say: Say) -> None
     for number in range(plan.warm_up):
         for length in dict.fromkeys(case.prompt_tokens for case in plan.cases):
             shortest = min(case.output_tokens for case in plan.cases)
-            # Alone first: a node that does not know its own speed reads its prompts itself.
-            order: tuple[Arrangement, ...] = ("prefill_alone", "decode_alone", "disaggregated")
+            # The decode side alone first: a node that does not know its own speed reads its prompts itself. The prefill
+            # side alone last: what it learns for others must not come from a cache.
+            order: tuple[Arrangement, ...] = ("decode_alone", "disaggregated", "prefill_alone")
             tokens = prompts.make(f"warm-up {number} {length}", length)
             await pair.ask(tokens, shortest, order, say, f"warming up: {length} + {shortest} tokens")
 
