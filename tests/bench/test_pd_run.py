@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -187,13 +188,16 @@ def test_wrong_plans(tmp_path: Path, arguments: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.real_model
 @pytest.mark.timeout(600)
-def test_the_real_model(tmp_path: Path) -> None:
-    """Both sides MLX. Which of them is sooner is this machine's business; that all texts are equal is ours."""
+@pytest.mark.parametrize("reader", ["mlx", "vllm"])
+def test_the_real_model(tmp_path: Path, reader: str) -> None:
+    """Which arrangement is sooner is this machine's business; that all texts are equal is ours."""
     if packaged_gguf() is None:
         pytest.skip("the packaged model is not installed")
+    if reader == "vllm" and find_spec("vllm") is None:
+        pytest.skip("vLLM is not installed here")
     # Before the first round the peer is untried, so it is asked for sure.
-    arguments = ["--prefill=mlx", "--prompt-tokens=300", "--output-tokens=8", "--rounds=1", "--warm-up=0", "--json"]
-    done = run(tmp_path, *arguments, timeout=580)
+    arguments = [f"--prefill={reader}", "--prompt-tokens=300", "--output-tokens=8", "--rounds=1", "--warm-up=0"]
+    done = run(tmp_path, *arguments, "--json", timeout=580)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     (row,) = result["cases"]
@@ -201,4 +205,5 @@ def test_the_real_model(tmp_path: Path) -> None:
     assert (row["prefill"], row["remote_tokens"]) == ("remote", 299)
     assert row["bytes"]["median"] == 299 * 30 * 2 * 3 * 64 * 4
     assert result["ttft_speedup_vs_decode_alone"] > 0
-    assert result["passed"]["remote_token_share"] is True
+    assert result["passed"] == {"remote_token_share": True}
+    assert (result["plan"]["prefill"]["engine"], result["plan"]["decode"]["engine"]) == (reader, "mlx")

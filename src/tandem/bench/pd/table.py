@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
@@ -33,7 +35,10 @@ def show(report: PdReport, console: Console) -> None:
 def describe_side(side: SidePlan) -> str:
     """A side in a few words."""
     where = f" at {side.address}" if side.address else ""
-    return f"{side.engine} ({side.model}, {side.dtype}){where}" if side.engine != "sim" else f"sim{where}"
+    if side.engine == "sim":
+        return f"sim{where}"
+    dtype = "" if side.dtype == "auto" else f" in {side.dtype}"
+    return f"{side.engine} ({Path(side.model).name}{dtype}){where}"
 
 
 def _title(plan: PdPlan) -> str:
@@ -71,6 +76,7 @@ def _times(report: PdReport) -> Table:
         "alone /",
         "tokens/s then",
     )
+    table.columns[1].justify, table.columns[1].no_wrap = "left", True
     for case in report.cases:
         for arrangement in ARRANGEMENTS:
             timing = getattr(case, arrangement)
