@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tandem.bench.cluster.cli import cluster
 from tandem.bench.handoff.cli import handoff
+from tandem.bench.pd.cli import pd
 from tandem.bench.plan import Plan, parse_streams
 from tandem.bench.running import run_bench
 from tandem.config import settings
@@ -78,3 +79,4 @@ def serve(
 
 app.command()(handoff)
 app.command()(cluster)
+app.command()(pd)

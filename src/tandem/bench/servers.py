@@ -57,6 +57,7 @@ def tandem_server(
     name: str = "tandem",
     batch: int = 8,
     environment: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
 ) -> Target:
     """`tandem up` with a data folder of its own, not started yet.
 
@@ -65,10 +66,11 @@ def tandem_server(
         work: scratch folder.
         batch: answers decoded together.
         environment: further variables.
+        arguments: of `tandem up`, further ones.
     """
     port = free_port()
     command = [sys.executable, "-m", "tandem.cli", "up", reference, "--host", HOST, "--port", str(port), "--json"]
-    command += ["--max-batch", str(batch), "--max-queue", "64", "--offline"]
+    command += ["--max-batch", str(batch), "--max-queue", "64", "--offline", *arguments]
     variables = {
         "TANDEM_HOME": str(work / f"{name}-home"),
         "TANDEM_API_KEY": "",
