@@ -4,6 +4,7 @@ from tandem.engines.mlx import blas
 
 blas.load()  # before anything imports mlx
 
+import importlib.util  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from functools import cache  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -20,6 +21,23 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     """The folder of a tiny model, built once."""
     root = tmp_path_factory.mktemp("tiny")
     return cache(lambda kind: tiny.build(kind, root / kind))
+
+
+VLLM = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("vllm") is None,
+        reason="vLLM is not importable here: run these tests with the interpreter that has it",
+    ),
+    pytest.mark.slow,
+]
+"""Marks of tests that need vLLM itself."""
+
+
+@pytest.fixture(scope="session")
+def vllm_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a tiny model in the form that vLLM's CPU build takes, built once."""
+    root = tmp_path_factory.mktemp("vllm")
+    return cache(lambda kind: tiny.build(kind, root / kind, **tiny.FOR_VLLM[kind]))
 
 
 @pytest.fixture(scope="session")

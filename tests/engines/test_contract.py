@@ -1,4 +1,4 @@
-"""What a runner may rely on, whichever engine it has: the same tests for the MLX engine and the simulated one."""
+"""What a runner may rely on, whichever engine it has: the same tests for all of them."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ from tandem.types import (
     TokenPrompt,
 )
 
+from .conftest import VLLM
 from .drive import Answered, collect, drain, run, step_until, submit
 
 CONTEXT = 1500
 
 
-@pytest.fixture(params=["mlx", "sim"])
-def options(request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path]) -> EngineOptions:
-    path = str(tiny_folder("llama")) if request.param == "mlx" else ""
+@pytest.fixture(params=["mlx", "sim", pytest.param("vllm", marks=VLLM)])
+def options(
+    request: pytest.FixtureRequest, tiny_folder: Callable[[str], Path], vllm_folder: Callable[[str], Path]
+) -> EngineOptions:
+    folders = {"mlx": tiny_folder, "vllm": vllm_folder}
+    path = str(folders[request.param]("llama")) if request.param in folders else ""
     return EngineOptions(engine=request.param, model_id="contract", path=path, context_length=CONTEXT, max_batch=4)
 
 

@@ -11,7 +11,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from tandem.engines.mlx.sampling import FALLBACK, GREEDY, ResolvedSampling, Sampler, make_processors, resolve
+from tandem.engines.mlx.sampling import Sampler, make_processors
+from tandem.engines.sampling import FALLBACK, GREEDY, ResolvedSampling, resolve
 from tandem.errors import InvalidRequestError
 from tandem.types import GenerationRequest, Sampling, TokenPrompt
 

@@ -160,6 +160,15 @@ def build(kind: str, folder: Path, *, seed: int = 0, **changes: Any) -> Path:
     return folder
 
 
+FOR_VLLM: dict[str, dict[str, Any]] = {
+    # Its CPU attention has no kernels for heads of 16, and it goes by the name of the class.
+    "llama": {"architectures": ["LlamaForCausalLM"], "head_dim": 32},
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"], "head_dim": 32},
+    "mamba2": {"architectures": ["Mamba2ForCausalLM"]},
+}
+"""Changes to the configs with which vLLM's CPU build runs these kinds."""
+
+
 def quantise(source: Path, folder: Path) -> Path:
     """Write the model in `source` with weights in 4 bits."""
     shutil.copytree(source, folder)

@@ -64,9 +64,9 @@ class Answer:
         self._peak_memory = peak_memory
         self._started = self._prefilled = self._first = self._last = arrived
 
-    def accept(self, cached: int) -> Accepted:
-        """Work begins; `cached` prompt tokens need none."""
-        self._started = time.monotonic()
+    def accept(self, cached: int, began: float | None = None) -> Accepted:
+        """Work begins, or began at `began`; `cached` prompt tokens need none."""
+        self._started = time.monotonic() if began is None else began
         self._cached = cached
         return Accepted(len(self.prompt.token_ids), cached)
 

@@ -22,7 +22,7 @@ from tandem.kv.job import Producer
 from tandem.kv.layout import Layout
 from tandem.types import EngineLoad, Event, GenerationRequest, ModelInfo
 
-EngineName: TypeAlias = Literal["mlx", "sim"]
+EngineName: TypeAlias = Literal["mlx", "vllm", "sim"]
 
 
 class LoadProgress(NamedTuple):
@@ -55,7 +55,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     """Everything an engine needs to know before it loads a model.
 
     Attributes:
-        path: folder in Hugging Face layout (`mlx`); empty for `sim`.
+        path: folder in Hugging Face layout; empty for `sim`.
         max_batch: sequences decoded together.
         prefill_chunk: prompt tokens per step; 0 lets the engine choose.
         max_decode_stall: seconds that one prefill step may delay running answers.
@@ -63,6 +63,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
         kv_bits: 0, 4 or 8.
         context_length: cap on prompt plus answer; 0 for the model's own.
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        cache_bytes: memory for caches that placement set aside; 0 lets the engine choose. `vllm` only.
         sampling_defaults: the model card's values for unset sampling fields.
         profile: speeds and faults of the `sim` engine.
         prefill_peers: KV ports that may prefill for this instance, each address once.
@@ -83,6 +84,7 @@ class EngineOptions(msgspec.Struct, frozen=True):
     kv_bits: int = 0
     context_length: int = 0
     dtype: str = "auto"
+    cache_bytes: int = 0
     sampling_defaults: dict[str, Any] = {}
     profile: dict[str, Any] = {}
     prefill_peers: tuple[PrefillPort, ...] = ()

@@ -11,6 +11,14 @@ def build_engine(options: EngineOptions) -> Engine:
         from tandem.engines.sim.engine import SimEngine
 
         return SimEngine(options)
+    if options.engine == "vllm":
+        from tandem.engines.vllm import environment
+
+        # vLLM reads these while it is imported.
+        environment.prepare()
+        from tandem.engines.vllm.engine import VllmEngine
+
+        return VllmEngine(options)
     from tandem.engines.mlx import blas
 
     # MLX binds to the BLAS that it finds loaded: this has to come before its first import.

@@ -11,7 +11,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     Attributes:
         context_length: the longest prompt plus answer, in tokens.
         capabilities: `text`, `thinking`, `tools`, ...
-        engine: `mlx` or `sim`.
+        engine: `mlx`, `vllm` or `sim`.
         dtype: of the weights as loaded, e.g. `float32`.
         weight_bytes: memory that the weights take.
         kv_bytes_per_token: cache growth per token and sequence, 0 where it is constant.

@@ -20,11 +20,12 @@ from tandem.engines.mlx.cache_kinds import is_batchable
 from tandem.engines.mlx.handoffs import MlxHandoffs
 from tandem.engines.mlx.load import LoadedModel, load
 from tandem.engines.mlx.memory import MemoryBudget, measure_sequence
-from tandem.engines.mlx.pace import Pace
+from tandem.engines.mlx.pace import usual_chunk
 from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import PrefixCache
 from tandem.engines.mlx.request import Sequence, prepare
 from tandem.engines.mlx.running import Running
+from tandem.engines.pace import Pace
 from tandem.errors import EngineError
 from tandem.models.text import TextModel
 from tandem.placement.handoff import Here
@@ -49,7 +50,7 @@ class MlxEngine(Engine):
         self._prefilling: list[Sequence] = []
         self._may_admit = False
         self._admitted = self._steps = 0
-        self._pace = Pace(options.prefill_chunk, options.max_decode_stall)
+        self._pace = Pace(options.prefill_chunk or usual_chunk(), options.max_decode_stall)
         self._is_loaded = False
         self._loaded: LoadedModel
         self._text: TextModel

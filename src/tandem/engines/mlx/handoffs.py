@@ -16,11 +16,11 @@ from tandem.engines.handoff.identity import fingerprint_of
 from tandem.engines.mlx.landing import CacheLanding, land
 from tandem.engines.mlx.layout import layout_of
 from tandem.engines.mlx.load import LoadedModel
-from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.peer_work import MlxPeerWork
 from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import PrefixCache
 from tandem.engines.mlx.request import Sequence
+from tandem.engines.pace import Pace
 from tandem.errors import HandoffError
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -16,13 +14,13 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import dequantize_model, load_model
 
 from tandem.engines.base import EngineOptions, LoadProgress
+from tandem.engines.folder import context_length, generation_defaults
 from tandem.engines.mlx.cache_kinds import leaves
 from tandem.engines.mlx.quantised import KvQuantisation, choose_quantisation
 from tandem.errors import CorruptModelError, ModelError, UnsupportedModelError
 from tandem.placement.weights import widens
 
 DTYPES = {"float32": mx.float32, "bfloat16": mx.bfloat16, "float16": mx.float16}
-DEFAULT_CONTEXT_LENGTH = 8192
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +99,9 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None]) -> Load
         model=model,
         config=config,
         dtype=dtype,
-        context_length=_context_length(config, options),
+        context_length=context_length(config, options.context_length),
         weight_bytes=_size_of(model),
-        defaults=_generation_defaults(folder) | options.sampling_defaults,
+        defaults=generation_defaults(folder) | options.sampling_defaults,
         quantisation=choose_quantisation(model, options.model_id, bits) if bits else None,
     )
 
@@ -149,29 +147,3 @@ def _dtype_of(model: nn.Module) -> mx.Dtype:
             dtype: mx.Dtype = array.dtype
             return dtype
     return mx.float32
-
-
-def _context_length(config: dict[str, Any], options: EngineOptions) -> int:
-    text = config.get("text_config", {})
-    own = DEFAULT_CONTEXT_LENGTH
-    for name in ("max_position_embeddings", "max_sequence_length", "n_positions", "seq_length"):
-        value = config.get(name, text.get(name))
-        if isinstance(value, int) and value > 0:
-            own = value
-            break
-    return min(own, options.context_length) if options.context_length else own
-
-
-def _generation_defaults(folder: Path) -> dict[str, Any]:
-    """Sampling values that the model's makers recommend, if they say so."""
-    path = folder / "generation_config.json"
-    if not path.exists():
-        return {}
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise CorruptModelError(f"{path} is not JSON: {error}") from error
-    if content.get("do_sample") is False:
-        return {"temperature": 0.0}
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return {name: content[name] for name in names if isinstance(content.get(name), int | float)}

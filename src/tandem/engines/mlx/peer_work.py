@@ -8,9 +8,9 @@ from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.handoff.serving import PeerWork
 from tandem.engines.mlx.exchange import Taken, hand_over, take
 from tandem.engines.mlx.load import LoadedModel
-from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.prefill import Prefill
 from tandem.engines.mlx.prefix_cache import PrefixCache
+from tandem.engines.pace import Pace
 from tandem.kv.job import PrefillJob
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tandem.engines.answer import Answer
 from tandem.engines.handoff.sequence import RemoteSequence
 from tandem.engines.mlx.load import LoadedModel
 from tandem.engines.mlx.memory import MemoryBudget
-from tandem.engines.mlx.sampling import Processor, ResolvedSampling, resolve
-from tandem.errors import ContextTooLongError, EngineError, InvalidRequestError, TandemError
-from tandem.models.chat import prepare as render_prompt
+from tandem.engines.mlx.sampling import Processor
+from tandem.engines.prompts import render
+from tandem.engines.sampling import ResolvedSampling, defaults_for, resolve
+from tandem.errors import ContextTooLongError, EngineError, TandemError
 from tandem.models.constraint import Constraint, constraint_for
 from tandem.models.output.processor import OutputProcessor
 from tandem.models.text import TextModel
-from tandem.types import ChatPrompt, GenerationRequest
+from tandem.types import GenerationRequest
 
 if TYPE_CHECKING:
     import mlx.core as mx
@@ -93,19 +94,9 @@ def prepare(
         ContextTooLongError: the prompt leaves no room for an answer.
     """
     arrived = time.monotonic()
-    sampling = resolve(request.sampling, _defaults(loaded, request), text.vocabulary_size)
-    prompt = render_prompt(text, request.prompt)
+    sampling = resolve(request.sampling, defaults_for(request, loaded.defaults), text.vocabulary_size)
+    prompt, max_tokens = render(text, request, loaded.context_length)
     length = len(prompt.token_ids)
-    if length == 0:
-        raise InvalidRequestError("The prompt is empty: there is no token to continue from.", param="prompt")
-    room = loaded.context_length - length
-    if room < (0 if request.max_tokens == 0 else 1):
-        raise ContextTooLongError(
-            f"The prompt has {length} tokens; this model's context holds {loaded.context_length}, answer included. "
-            "Shorten the prompt.",
-            param="messages",
-        )
-    max_tokens = room if request.max_tokens is None else min(request.max_tokens, room)
     reserved = memory.needed(length + min(max_tokens, RESERVE_TOKENS))
     if not memory.fits(reserved):
         raise ContextTooLongError(
@@ -117,13 +108,6 @@ def prepare(
     output = OutputProcessor(text, prompt, stop=request.stop, logprobs=request.logprobs is not None)
     answer = Answer(request_id, request, prompt, output, text.eos_ids, max_tokens, arrived, peak_memory=_peak_memory)
     return Sequence(request_id, answer, sampling, constraint, reserved)
-
-
-def _defaults(loaded: LoadedModel, request: GenerationRequest) -> dict[str, Any]:
-    """The model's sampling values, those of the mode that the request chose first."""
-    thinking = request.prompt.thinking if isinstance(request.prompt, ChatPrompt) else None
-    mode = {True: "thinking", False: "non_thinking", None: ""}[thinking]
-    return loaded.defaults | (loaded.defaults.get(mode) or {})
 
 
 def _peak_memory() -> int:

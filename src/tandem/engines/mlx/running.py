@@ -9,11 +9,12 @@ from typing import Any
 from tandem.engines.base import Output
 from tandem.engines.mlx.decode import Decoder
 from tandem.engines.mlx.load import LoadedModel
-from tandem.engines.mlx.pace import Pace
 from tandem.engines.mlx.prefix_cache import BLOCK_TOKENS, PrefixCache
 from tandem.engines.mlx.reading import read_token
 from tandem.engines.mlx.request import Sequence
-from tandem.engines.mlx.sampling import GREEDY, Sampler, make_processors
+from tandem.engines.mlx.sampling import Sampler, make_processors
+from tandem.engines.pace import Pace
+from tandem.engines.sampling import GREEDY
 from tandem.types import Failure, Finished
 
 STORE_SHARE = 0.1
