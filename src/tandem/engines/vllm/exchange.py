@@ -13,12 +13,13 @@ embedding and norm, halves rotated (NeoX), not scaled; states with a leading axi
 from __future__ import annotations
 
 import itertools
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from tandem.errors import EngineError
+from tandem.errors import EngineError, UnsupportedError
 from tandem.kv.dtypes import Array, DTypeName
 from tandem.kv.intervals import Span
 from tandem.kv.layout import Kind
@@ -26,8 +27,8 @@ from tandem.kv.layout import Kind
 KEYS, VALUES = 0, 1
 """The parts of a *tokens* or *window* layer."""
 
-_RANDOM_SUFFIX = 9
-"""vLLM appends a hyphen and eight hexadecimal digits to the request ids that it is given."""
+_RANDOM_SUFFIX = re.compile("-[0-9a-f]{8}$")
+"""What vLLM appends to the request ids that it is given."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,7 @@ class Registry:
         self._taps: dict[str, tuple[Tap, int]] = {}
         self._sources: dict[str, Source] = {}
         self._layers: tuple[CacheLayer, ...] = ()
+        self._refusal: UnsupportedError | None = None
 
     def tap(self, request_id: str, tap: Tap, start: int) -> None:
         """Hand `tap` the entries of the prompt's tokens from `start` on. Call before the request is added to vLLM."""
@@ -154,12 +156,22 @@ class Registry:
     def tap_of(self, internal_id: str) -> tuple[Tap, int] | None:
         """A request's tap and its first token, by the id that vLLM made of ours."""
         with self._lock:
-            return self._taps.get(internal_id) or self._taps.get(internal_id[:-_RANDOM_SUFFIX])
+            return self._taps.get(internal_id) or self._taps.get(_ours(internal_id))
 
     def source_of(self, internal_id: str) -> Source | None:
         """A request's source, by the id that vLLM made of ours."""
         with self._lock:
-            return self._sources.get(internal_id) or self._sources.get(internal_id[:-_RANDOM_SUFFIX])
+            return self._sources.get(internal_id) or self._sources.get(_ours(internal_id))
+
+    def end_tap(self, internal_id: str) -> None:
+        """Forget a request's tap, by the id that vLLM made of ours."""
+        with self._lock:
+            self._taps.pop(internal_id, None) or self._taps.pop(_ours(internal_id), None)
+
+    def end_source(self, internal_id: str) -> None:
+        """Forget a request's source, by the id that vLLM made of ours."""
+        with self._lock:
+            self._sources.pop(internal_id, None) or self._sources.pop(_ours(internal_id), None)
 
     @property
     def empty(self) -> bool:
@@ -172,7 +184,10 @@ class Registry:
 
         Raises:
             EngineError: it has not yet.
+            UnsupportedError: the model's cache is of a kind that cannot be handed off; taps and sources are not used.
         """
+        if self._refusal is not None:
+            raise self._refusal
         if not self._layers:
             raise EngineError("vLLM has not made its cache yet. Ask for its layers once the model is loaded.")
         return self._layers
@@ -180,6 +195,14 @@ class Registry:
     def describe(self, layers: Sequence[CacheLayer]) -> None:
         """Called by the connector when vLLM has made its cache."""
         self._layers = tuple(layers)
+
+    def refuse(self, error: UnsupportedError) -> None:
+        """Called by the connector when it does not know the cache that vLLM has made."""
+        self._refusal = error
+
+
+def _ours(internal_id: str) -> str:
+    return _RANDOM_SUFFIX.sub("", internal_id)
 
 
 _registries: dict[str, Registry] = {}

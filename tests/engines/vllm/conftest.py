@@ -1,0 +1,40 @@
+"""Tests that drive vLLM in this process. Skipped where it is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if importlib.util.find_spec("vllm") is None:
+    collect_ignore_glob = ["test_*.py"]
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def start_vllm() -> Iterator[Callable[..., Any]]:
+    """Starts vLLM on a model; one at a time."""
+    from .support import Vllm
+
+    running: list[Vllm] = []
+
+    def start(folder: Path, **options: Any) -> Vllm:
+        while running:
+            running.pop().close()
+        running.append(Vllm(folder, **options))
+        return running[-1]
+
+    yield start
+    while running:
+        running.pop().close()
