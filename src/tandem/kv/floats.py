@@ -56,7 +56,7 @@ def bfloat16_nearest(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def bfloat16_rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """The nearest bfloat16 of each value, halves to even: finite values stay finite, infinities and NaN what they are."""
+    """The nearest bfloat16 of each, halves to even. Finite values stay finite, infinities and NaN what they are."""
     bits = values.view(np.uint32)
     rounded = (bits + ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
     magnitude = bits & np.uint32(0x7FFFFFFF)
@@ -69,7 +69,7 @@ def bfloat16_rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 
 
 def float16_rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
-    """The nearest float16 of each value, halves to even: finite values stay finite, infinities and NaN what they are."""
+    """The nearest float16 of each, halves to even. Finite values stay finite, infinities and NaN what they are."""
     limit = np.float32(_LARGEST["float16"])
     beyond = (np.abs(values) > limit) & np.isfinite(values)
     if beyond.any():

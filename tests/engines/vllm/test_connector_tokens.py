@@ -11,6 +11,7 @@ import pytest
 
 from tests.engines import tiny
 from tests.engines.drive import Reference
+
 from .support import Computed, Kept, Vllm, mlx_cache, mlx_entries, prompt_of, source_of_mlx, source_of_tap
 
 TOLERANCE = 1e-3

@@ -10,9 +10,9 @@ from typing import Any
 from tandem.engines.base import EngineOptions, KvPlane, Output
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.handoff.handoffs import Handoffs
+from tandem.engines.handoff.identity import fingerprint_of
 from tandem.engines.handoff.remote import RemotePrefill
 from tandem.engines.mlx.exchange import commit
-from tandem.engines.handoff.identity import fingerprint_of
 from tandem.engines.mlx.landing import CacheLanding, land
 from tandem.engines.mlx.layout import layout_of
 from tandem.engines.mlx.load import LoadedModel
