@@ -21,6 +21,9 @@ from tandem.engines.vllm.exchange import KEYS, VALUES, close_registry, open_regi
 from tandem.errors import HandoffError
 from tandem.kv.dtypes import Array
 from tandem.kv.intervals import Intervals, Span
+from tests.engines.drive import Reference
+
+TOLERANCE = 1e-3
 
 
 class Vllm:
@@ -249,3 +252,20 @@ def source_of_tap(kept: Kept, length: int) -> Computed:
 def prompt_of(length: int, seed: int = 0, vocabulary: int = 384) -> list[int]:
     """Random tokens."""
     return [int(token) for token in np.random.default_rng(seed).integers(2, vocabulary, length)]
+
+
+def check(kept: Kept, reference: Reference, prompt: Sequence[int], start: int = 0) -> None:
+    """That all that mlx-lm has in its caches after a prompt was handed over, with the same values."""
+    assert kept.error is None
+    cache = mlx_cache(reference.model, prompt)
+    for layer, leaf in enumerate(cache):
+        if kind_of(leaf) == "state":
+            for number, expected in enumerate(mlx_states(leaf)):
+                np.testing.assert_allclose(kept.states[layer, number, len(prompt)], expected, atol=TOLERANCE)
+            continue
+        for part, expected in enumerate(mlx_entries(leaf, start, len(prompt))):
+            if kind_of(leaf) == "window":
+                expected = expected[:, -leaf.max_size :]
+            found = kept.whole(layer, part, len(prompt) - expected.shape[1], len(prompt))
+            np.testing.assert_allclose(found, expected, atol=TOLERANCE)
+    assert len(kept.spans) == 2 * sum(kind_of(leaf) != "state" for leaf in cache)

@@ -9,18 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines import tiny
 from tests.engines.drive import Reference
 
-from .support import Computed, Kept, Vllm, mlx_cache, mlx_entries, prompt_of, source_of_mlx, source_of_tap
+from .support import Computed, Kept, Vllm, check, mlx_cache, prompt_of, source_of_mlx, source_of_tap
 
-TOLERANCE = 1e-3
 BLOCK = 32
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.build("llama", tmp_path_factory.mktemp("llama"), head_dim=32)
+def folder(vllm_folder: Callable[[str], Path]) -> Path:
+    return vllm_folder("llama")
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +38,6 @@ def _clean(vllm: Vllm) -> Any:
     assert vllm.registry.empty
     assert not vllm.engine.has_unfinished_requests()
     assert vllm.scheduler.connector._ledger.empty
-
-
-def check(kept: Kept, reference: Reference, prompt: list[int], start: int = 0) -> None:
-    """That everything was handed over, as mlx-lm has it."""
-    assert kept.error is None
-    cache = mlx_cache(reference.model, prompt)
-    for layer, leaf in enumerate(cache):
-        for part, expected in enumerate(mlx_entries(leaf, start, len(prompt))):
-            found = kept.whole(layer, part, start, len(prompt))
-            np.testing.assert_allclose(found, expected, atol=TOLERANCE)
-    assert len(kept.spans) == 2 * len(cache)
 
 
 def test_layers_are_described(vllm: Vllm) -> None:

@@ -183,6 +183,12 @@ def _entry_leaf(
             f"{_where(name)}: {blocks.count} blocks of {blocks.tokens} tokens are not {count} of {spec.block_size}."
         )
     window = getattr(module, "sliding_window", None) or 0
+    if window != (spec.sliding_window if isinstance(spec, SlidingWindowSpec) else 0):
+        # Loading fills windows only, and vLLM would take such a block for complete.
+        raise UnsupportedError(
+            f"{_where(name)}: a window of {window} in a cache for all tokens cannot be handed off. "
+            "Load the model with vLLM's hybrid cache manager."
+        )
     layer = CacheLayer(
         name,
         "window" if window else "tokens",

@@ -18,10 +18,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from tandem.engines.vllm.exchange import Registry, find_registry
-from tandem.engines.vllm.loading import Prepared, prepare
-from tandem.engines.vllm.steps import Ledger, StepWork
+from tandem.engines.vllm.loading import Prepared, incomplete, prepare
+from tandem.engines.vllm.steps import NO_BLOCK, Ledger, StepWork, Tables
 from tandem.engines.vllm.worker import CacheWorker
 from tandem.errors import HandoffError
 
@@ -54,7 +55,7 @@ class StepMetadata(KVConnectorMetadata):
         self.work = work
 
 
-class TandemConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class TandemConnector(KVConnectorBase_V1, SupportsHMA):
     """See the module. One class for both roles, as vLLM wants it."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
@@ -107,6 +108,20 @@ class TandemConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             assert prepared is not None
             assert prepared.end - prepared.start == num_external_tokens
             self._ledger.will_load(request.request_id, prepared)
+            self._withdraw_incomplete(prepared, blocks.get_block_ids())
+
+    def _withdraw_incomplete(self, prepared: Prepared, tables: Tables) -> None:
+        """Let nobody find in the prefix cache what is loaded in part."""
+        found = set()
+        for group, table in zip(self._kv_cache_config.kv_cache_groups, tables, strict=True):
+            spec = group.kv_cache_spec
+            if isinstance(spec, SlidingWindowSpec):
+                block = incomplete(prepared, spec.sliding_window, spec.block_size, table)
+                if block is not None:
+                    found.add(block)
+        if found:
+            assert self._kv_cache_manager is not None
+            self._kv_cache_manager.evict_blocks(found - {NO_BLOCK})
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> StepMetadata:
         counts = scheduler_output.num_scheduled_tokens

@@ -64,8 +64,7 @@ def prepare(source: Source, layers: Sequence[CacheLayer], held: int, prompt: int
                 for number, state in enumerate(layer.states)
             ]
             continue
-        # The next token sees itself and `window - 1` others.
-        first = max(held, end - layer.window + 1) if layer.window else held
+        first = max(held, first_seen(layer.window, end))
         if first < end:
             keys, values = (
                 _checked(source.entries(index, part, first, end), (layer.heads, end - first, dim), layer.dtype, layer)
@@ -73,6 +72,22 @@ def prepare(source: Source, layers: Sequence[CacheLayer], held: int, prompt: int
             )
             entries[index] = LoadedEntries(first, keys, values)
     return Prepared(source, held, end, entries, states)
+
+
+def first_seen(window: int, token: int) -> int:
+    """First token that `token` attends to, if a layer sees itself and `window - 1` others; all if that is 0."""
+    return max(0, token - window + 1) if window else 0
+
+
+def incomplete(prepared: Prepared, window: int, block_tokens: int, table: Sequence[int]) -> int | None:
+    """The id of a block of which only the last tokens will be loaded, as the window begins within it.
+
+    vLLM holds every block in which the request has passed the last token to be complete, and lets others begin with it.
+    """
+    first = first_seen(window, prepared.end)
+    if first <= prepared.start or not first % block_tokens or first // block_tokens >= len(table):
+        return None
+    return table[first // block_tokens]
 
 
 def _checked(array: Array, shape: tuple[int, ...], dtype: DTypeName, layer: CacheLayer) -> Array:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm.v1.kv_cache_interface import KVCacheConfig
 
 from tandem.engines.vllm.cache_layout import CacheLayout, EntryLayer, StateLayer, describe, to_numpy
 from tandem.engines.vllm.copies import Copies, copies_for
-from tandem.engines.vllm.exchange import Registry
+from tandem.engines.vllm.exchange import KEYS, VALUES, Registry
 from tandem.engines.vllm.steps import StepLoad, StepRead, held_spans
 from tandem.errors import CancelledError, UnsupportedError
-from tandem.kv.intervals import Span
 
+_Answer = TypeVar("_Answer")
 logger = logging.getLogger("tandem.vllm")
 
 
@@ -87,7 +87,7 @@ class CacheWorker:
         self._unread.clear()
         self._copies.finish()
         for read in self._reads:
-            self._tell(read, partial(read.tap.computed, read.end, read.cached))
+            self._ask(read, partial(read.tap.computed, read.end, read.cached))
         self._reads = []
 
     def _load(self, load: StepLoad) -> None:
@@ -108,24 +108,19 @@ class CacheWorker:
 
     def _read_entries(self, number: int, leaf: EntryLayer) -> None:
         for read in self._reads:
+            wanted = self._ask(read, partial(read.tap.needs, number, read.start, read.end)) or ()
             table = read.tables[leaf.group]
-            wanted: list[Span] = []
-            self._tell(
-                read, lambda read=read, wanted=wanted: wanted.extend(read.tap.needs(number, read.start, read.end))
-            )
             for span in held_spans(table, leaf.block_tokens, wanted):
                 self._copy(
                     read,
                     partial(leaf.gather, table, span.start, span.end),
                     partial(read.tap.entries, number),
-                    [(part, span.start) for part in range(2)],
+                    [(part, span.start) for part in (KEYS, VALUES)],
                 )
 
     def _read_states(self, number: int, leaf: StateLayer) -> None:
         for read in self._reads:
-            asked: list[bool] = []
-            self._tell(read, lambda read=read, asked=asked: asked.append(read.tap.needs_state(number, read.end)))
-            if asked == [True]:
+            if self._ask(read, partial(read.tap.needs_state, number, read.end)):
                 block = read.tables[leaf.group][(read.end - 1) // leaf.block_tokens]
                 self._copy(
                     read,
@@ -143,7 +138,7 @@ class CacheWorker:
     ) -> None:
         def arrived(tensors: list[torch.Tensor]) -> None:
             for place, tensor in zip(places, tensors, strict=True):
-                self._tell(read, partial(give, *place, to_numpy(tensor)))
+                self._ask(read, partial(give, *place, to_numpy(tensor)))
 
         if read.request in self._ended:
             return
@@ -151,20 +146,21 @@ class CacheWorker:
             self._copies.start(gather, arrived)
         except Exception as error:  # of one prompt; the others must not suffer
             logger.exception("cache entries could not be read")
-            self._tell(read, partial(read.tap.failed, error))
+            self._ask(read, partial(read.tap.failed, error))
             self._end(read)
 
-    def _tell(self, read: StepRead, call: Callable[[], None]) -> None:
+    def _ask(self, read: StepRead, call: Callable[[], _Answer]) -> _Answer | None:
         """Call a tap, unless it has ended. Whatever it raises ends it."""
         if read.request in self._ended:
-            return
+            return None
         try:
-            call()
+            return call()
         except CancelledError:
             self._end(read)
         except Exception:  # of one prompt; the others must not suffer
             logger.exception("a hand-off has ended")
             self._end(read)
+        return None
 
     def _end(self, read: StepRead) -> None:
         self._ended.add(read.request)
