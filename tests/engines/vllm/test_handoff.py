@@ -31,8 +31,10 @@ pytestmark = pytest.mark.real_model
 
 DEADLINE = 120.0
 LENGTHS = (1, 2, 3, 127, 128, 129, 300, 700)
-OPTIONS: dict[str, Any] = {"dtype": "float32", "context_length": 2048}
-VLLM = OPTIONS | {"cache_bytes": 192 << 20, "prefill_chunk": 128}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "context_length": 2048, "prefill_chunk": 128}
+VLLM = OPTIONS | {"cache_bytes": 192 << 20}
+DIRECTIONS = {"vllm to mlx": 1, "mlx to vllm": 2}
+"""With a number that makes the prompts of each others than the other's."""
 
 
 @pytest.fixture(autouse=True)
@@ -175,12 +177,13 @@ def test_vllm_to_vllm(vllm: Any, smollm2_folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------- prefix caches
 
 
-@pytest.mark.parametrize("direction", ["vllm to mlx", "mlx to vllm"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_warm_server_and_second_turn(vllm: Any, mlx: Any, direction: str) -> None:
     decode, prefill = (mlx, vllm) if direction == "vllm to mlx" else (vllm, mlx)
-    shared, seed = words(41, 256), len(direction)
+    seed = 40 * DIRECTIONS[direction]
+    shared = words(seed + 2, 256)
     first = [*shared, *words(seed, 90)]
-    run(prefill, greedy([*shared, *words(42, 20)], 2))
+    run(prefill, greedy([*shared, *words(seed + 3, 20)], 2))
     with linked(decode, prefill):
         (answer,) = ask(decode, prefill, first)
         check_remote(answer, own(decode, first)[0], len(first))
@@ -276,10 +279,10 @@ def test_several_at_once(vllm: Any, mlx: Any, other_mlx: Any) -> None:
     vllm.check_idle()
 
 
-@pytest.mark.parametrize("direction", ["vllm to mlx", "mlx to vllm"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_a_server_that_goes_away_costs_only_the_rest(vllm: Any, mlx: Any, other_mlx: Any, direction: str) -> None:
     decode, prefill = (mlx, vllm) if direction == "vllm to mlx" else (vllm, mlx)
-    prompt, begun = words(91 + len(direction), 700), prefill._steps
+    prompt, begun = words(91 + DIRECTIONS[direction], 700), prefill._steps
     with serving(prefill) as port:
 
         def cut() -> None:
@@ -297,12 +300,12 @@ def test_a_server_that_goes_away_costs_only_the_rest(vllm: Any, mlx: Any, other_
         prefill.step()
 
 
-@pytest.mark.parametrize("direction", ["vllm to mlx", "mlx to vllm"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_cancelling_stops_both_sides(vllm: Any, mlx: Any, direction: str) -> None:
     decode, prefill = (mlx, vllm) if direction == "vllm to mlx" else (vllm, mlx)
     begun = prefill._steps
     with linked(decode, prefill):
-        request_id = submit(decode, greedy(words(95 + len(direction), 1500), 4))
+        request_id = submit(decode, greedy(words(95 + DIRECTIONS[direction], 1500), 4))
         deadline = time.monotonic() + DEADLINE
         while prefill._steps < begun + 3:
             assert time.monotonic() < deadline
