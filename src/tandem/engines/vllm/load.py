@@ -23,12 +23,8 @@ from vllm.platforms import current_platform
 from tandem.engines.base import EngineOptions, LoadProgress
 from tandem.engines.folder import context_length, generation_defaults
 from tandem.engines.vllm.memory import bytes_per_token, plan
-<<<<<<< HEAD
 from tandem.engines.vllm.peer_work import MOST_AT_ONCE
-from tandem.engines.vllm.progress import LOAD_FORMAT, Meter, reporting
-=======
 from tandem.engines.vllm.progress import Meter, reporting
->>>>>>> h_vserve
 from tandem.engines.vllm.repetition import Repetition
 from tandem.engines.vllm.support import dtype_for, refuse
 from tandem.engines.vllm.weights import LOAD_FORMAT
