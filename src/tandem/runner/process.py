@@ -130,7 +130,12 @@ class Runner:
             host=options.kv_host, port=options.kv_port, node=options.node_id, open=options.cluster_open
         )
         self._kv_port = PrefillServer(
-            plane.producer, plane.layout, plane.fingerprint, identity=identity, options=listen
+            plane.producer,
+            plane.layout,
+            plane.fingerprint,
+            identity=identity,
+            options=listen,
+            checkpoints=plane.checkpoints,
         )
         fingerprint = plane.fingerprint
         names = CacheIdentity(fingerprint.digest().hex(), fingerprint.tokenizer, fingerprint.layout)
