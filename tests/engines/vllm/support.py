@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not importable here: run these tests with the interpreter that has it")
+
 import mlx.core as mx
 import numpy as np
 from vllm import SamplingParams
