@@ -9,7 +9,7 @@ import pytest
 from tandem.engines.base import LoadProgress
 from tandem.engines.vllm import environment
 from tandem.engines.vllm.memory import BLOCK_TOKENS, bytes_per_token, plan
-from tandem.engines.vllm.progress import Meter, reporting, seen
+from tandem.engines.vllm.progress import Meter, missing_siblings, reporting, seen
 from tandem.engines.vllm.support import dtype_for, refuse
 from tandem.errors import ModelError, UnsupportedModelError
 
@@ -53,13 +53,13 @@ def test_less_than_wanted_is_taken_in_full_but_never_all() -> None:
     assert found.context_length == 8192
     small = plan(1 << 17, 131072, 2, 16 * GIB, 8 * GIB, accelerator=True)
     assert small.bytes == found.bytes
-    assert small.context_length == found.bytes // (1 << 17) - 3 * BLOCK_TOKENS
+    assert small.context_length == found.bytes // (1 << 17) - 2 * BLOCK_TOKENS
     assert plan(1 << 17, 131072, 2, 16 * GIB, 4 * GIB, accelerator=False).bytes == 4 * GIB
 
 
 def test_what_was_granted_is_what_is_taken() -> None:
     assert plan(1000, 4096, 8, 400 * GIB, GIB, accelerator=True, granted=GIB).bytes == GIB
-    with pytest.raises(ModelError, match="TANDEM_MAX_BATCH"):
+    with pytest.raises(ModelError, match="no useful context"):
         plan(1 << 20, 4096, 8, 400 * GIB, GIB, accelerator=True, granted=1 << 28)
 
 
@@ -118,3 +118,9 @@ def test_every_layer_is_reported_once(order: tuple[int, ...]) -> None:
     assert told == [LoadProgress(done, 4) for done in (1, 2, 3, 4)]
     seen("model.layers.0.mlp.up_proj.weight")
     assert len(told) == 4
+
+
+def test_what_is_missing_in_one_layer_only() -> None:
+    wanted = ["model.norm.scale", *(f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("a", "made_up"))]
+    assert missing_siblings(wanted, {"model.layers.0.a", "model.layers.1.a"}) == []
+    assert missing_siblings(wanted, {"model.layers.0.a"}) == ["model.layers.1.a"]

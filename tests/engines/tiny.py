@@ -164,7 +164,7 @@ FOR_VLLM: dict[str, dict[str, Any]] = {
     # Its CPU attention has no kernels for heads of 16, and it goes by the name of the class.
     "llama": {"architectures": ["LlamaForCausalLM"], "head_dim": 32},
     "gemma3": {"architectures": ["Gemma3ForCausalLM"], "head_dim": 32},
-    "mamba2": {"architectures": ["Mamba2ForCausalLM"]},
+    "mamba2": {"architectures": ["Mamba2ForCausalLM"], "intermediate_size": 96, "n_groups": 1},
 }
 """Changes to the configs with which vLLM's CPU build runs these kinds."""
 

@@ -17,7 +17,7 @@ from tandem.engines.registry import build_engine
 from tandem.errors import CorruptModelError, ModelError, UnsupportedModelError
 from tests.engines import tiny
 from tests.engines.conftest import VLLM
-from tests.engines.drive import Reference, assert_same, greedy, make_engine, run
+from tests.engines.drive import Reference, assert_same, greedy, run
 
 pytestmark = [*VLLM, pytest.mark.timeout(600)]
 
@@ -37,7 +37,9 @@ def start() -> Iterator[Callable[..., Any]]:
 
     def begin(folder: Path, **options: Any) -> Any:
         end()
-        made.append(make_engine(folder, engine="vllm", **options))
+        made.append(build_engine(EngineOptions(engine="vllm", model_id="test", path=str(folder), **options)))
+        made[-1].load(lambda progress: None)
+        made[-1].warm_up()
         return made[-1]
 
     yield begin
@@ -176,4 +178,4 @@ def test_a_failed_load_does_no_harm(
 def test_options_that_vllm_does_not_know(vllm_folder: Callable[[str], Path]) -> None:
     assert "TANDEM_DTYPE" in refusal(vllm_folder("llama"), dtype="int3").message
     assert "TANDEM_KV_BITS" in refusal(vllm_folder("llama"), kv_bits=4).message
-    assert "TANDEM_MAX_BATCH" in refusal(vllm_folder("llama"), cache_bytes=1 << 18).message
+    assert "no useful context" in refusal(vllm_folder("llama"), cache_bytes=1 << 18).message

@@ -152,6 +152,12 @@ def describe(config: KVCacheConfig, tensors: Mapping[str, torch.Tensor], modules
     return CacheLayout(tuple(sorted(found, key=lambda leaf: _place(leaf.layer))))
 
 
+def windows_of(spec: KVCacheSpec) -> set[int]:
+    """The windows of a cache group's layers."""
+    specs = spec.kv_cache_specs.values() if isinstance(spec, UniformTypeKVCacheSpecs) else (spec,)
+    return {one.sliding_window for one in specs if isinstance(one, SlidingWindowSpec)}
+
+
 def _leaf(
     name: str, group: int, spec: KVCacheSpec, count: int, tensors: Mapping[str, torch.Tensor], module: Any
 ) -> EntryLayer | StateLayer:

@@ -18,8 +18,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
-from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
+from tandem.engines.vllm.cache_layout import windows_of
 from tandem.engines.vllm.exchange import Registry, find_registry
 from tandem.engines.vllm.loading import Prepared, incomplete, prepare
 from tandem.engines.vllm.steps import NO_BLOCK, Ledger, StepWork, Tables
@@ -114,9 +114,8 @@ class TandemConnector(KVConnectorBase_V1, SupportsHMA):
         """Let nobody find in the prefix cache what is loaded in part."""
         found = set()
         for group, table in zip(self._kv_cache_config.kv_cache_groups, tables, strict=True):
-            spec = group.kv_cache_spec
-            if isinstance(spec, SlidingWindowSpec):
-                block = incomplete(prepared, spec.sliding_window, spec.block_size, table)
+            for window in windows_of(group.kv_cache_spec):
+                block = incomplete(prepared, window, group.kv_cache_spec.block_size, table)
                 if block is not None:
                     found.add(block)
         if found:

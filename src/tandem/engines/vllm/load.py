@@ -23,6 +23,7 @@ from vllm.platforms import current_platform
 from tandem.engines.base import EngineOptions, LoadProgress
 from tandem.engines.folder import context_length, generation_defaults
 from tandem.engines.vllm.memory import bytes_per_token, plan
+from tandem.engines.vllm.peer_work import MOST_AT_ONCE
 from tandem.engines.vllm.progress import Meter, reporting
 from tandem.engines.vllm.repetition import Repetition
 from tandem.engines.vllm.support import dtype_for, refuse
@@ -143,6 +144,8 @@ def engine_args(options: EngineOptions, *, kv_transfer: Any = None) -> EngineArg
         accelerator=accelerator,
         granted=options.cache_bytes,
     )
+    # Peers' prompts have places of their own: they must not wait for answers to end.
+    sequences = options.max_batch + (MOST_AT_ONCE if kv_transfer is not None else 0)
     return EngineArgs(
         model=options.path,
         served_model_name=options.model_id,
@@ -153,8 +156,8 @@ def engine_args(options: EngineOptions, *, kv_transfer: Any = None) -> EngineArg
         seed=secrets.randbits(31),
         # One more than the context: see `environment`. LongRoPE chooses its factors by this number.
         max_model_len=cache.context_length + (0 if _uses_long_rope(config) else 1),
-        max_num_seqs=options.max_batch,
-        max_num_batched_tokens=max(options.prefill_chunk or usual_chunk(), options.max_batch),
+        max_num_seqs=sequences,
+        max_num_batched_tokens=max(options.prefill_chunk or usual_chunk(), sequences),
         enable_chunked_prefill=True,
         enable_prefix_caching=False if options.prefix_cache_bytes == 0 else None,
         kv_cache_memory_bytes=cache.bytes,

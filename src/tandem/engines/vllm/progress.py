@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 from tandem.engines.base import LoadProgress
@@ -62,3 +62,13 @@ def seen(name: str) -> None:
     """A loader read the tensor of this name."""
     if _meter is not None:
         _meter.see(name)
+
+
+def missing_siblings(wanted: Iterable[str], loaded: Collection[str]) -> list[str]:
+    """Parameters that did not come, though the same one of another layer did.
+
+    vLLM itself leaves out of its check whatever its kernels repack, which is nearly everything. A parameter without
+    siblings may have been made up by the model, so that its absence proves nothing.
+    """
+    came = {_LAYER.sub(".", name) for name in loaded if _LAYER.search(name)}
+    return [name for name in wanted if name not in loaded and _LAYER.sub(".", name) in came]

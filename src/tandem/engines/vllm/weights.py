@@ -12,6 +12,7 @@ from vllm.model_executor.model_loader import register_model_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from tandem.engines.vllm import progress
+from tandem.engines.vllm.progress import missing_siblings
 
 LOAD_FORMAT = "tandem"
 
@@ -26,6 +27,17 @@ class _Loader(DefaultModelLoader):
         for name, tensor in super().get_all_weights(model_config, model):
             progress.seen(name)
             yield name, tensor
+
+    def track_weights_loading(
+        self, model: torch.nn.Module, loaded_weights: set[str] | None, quantized: bool = False
+    ) -> None:
+        came = None if loaded_weights is None else set(loaded_weights)
+        # This adds to the set what it does not look for.
+        super().track_weights_loading(model, loaded_weights, quantized)
+        if came is not None and not quantized:
+            missing = missing_siblings([name for name, _ in model.named_parameters()], came)
+            if missing:
+                raise ValueError(f"{', '.join(missing[:3])}: not initialized from checkpoint")
 
 
 register_model_loader(LOAD_FORMAT)(_Loader)
