@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +29,7 @@ from tandem.engines.vllm.peer_prompts import PeerPrompts
 from tandem.engines.vllm.request import prepare
 from tandem.engines.vllm.sequence import Sequence
 from tandem.engines.vllm.telling import read, write
-from tandem.errors import EngineError, UnsupportedError
+from tandem.errors import EngineError
 from tandem.models.text import TextModel
 from tandem.placement.handoff import Here
 from tandem.types import (
@@ -42,8 +41,6 @@ from tandem.types import (
     Sampling,
     TokenPrompt,
 )
-
-logger = logging.getLogger("tandem.vllm")
 
 
 class VllmEngine(Engine):
@@ -137,11 +134,7 @@ class VllmEngine(Engine):
         return len(self._active) + len(self._handoffs.receiving) < self._options.max_batch
 
     def kv_plane(self) -> KvPlane | None:
-        try:
-            return self._handoffs.plane
-        except UnsupportedError as error:
-            logger.warning("no prompts for other nodes: %s", error.message)
-            return None
+        return self._handoffs.offered
 
     def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
         self._handoffs.name_peers(peers)
@@ -203,12 +196,7 @@ class VllmEngine(Engine):
 
     def _here(self) -> Here:
         """This node as the decision about a hand-off sees it."""
-        active = self._active.values()
-        before = [one.missing for one in active if not one.decoding]
-        if self._handoffs.left:
-            before.append(self._handoffs.left)
-        running = sum(one.decoding for one in active)
-        return self._pace.here(before, running, len(before) + len(self._waiting), shared=False)
+        return self._handoffs.here(self._active.values(), len(self._waiting))
 
     def _admit(self, outputs: list[Output]) -> None:
         while self._waiting and self._has_room:
