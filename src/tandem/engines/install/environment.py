@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import tandem
-from tandem.engines.install.build import OURS
 from tandem.engines.installed import COMPLETE, environment_of
 from tandem.errors import ConfigError, DeadlineError
 
@@ -32,7 +31,7 @@ for one in metadata.distributions():
 print(json.dumps(found))
 """
 _REQUIRES = "import importlib.metadata, json, sys; print(json.dumps(importlib.metadata.requires(sys.argv[1]) or []))"
-MLX = frozenset({"mlx", "mlx-lm"})
+SERVING = frozenset({"fastapi"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,8 @@ def tandems_requirements(*, separate: bool) -> list[str]:
     """What Tandem itself needs in an environment, so that an engine's requirements do not take it away.
 
     Args:
-        separate: an environment in which Tandem runs another engine than MLX, and serves no HTTP.
+        separate: an environment in which Tandem only runs an engine, and serves no HTTP. mlx-lm stays: tokenizers are
+            read with it.
     """
     try:
         lines: Sequence[str] = requires("tandem") or ()
@@ -127,7 +127,7 @@ def tandems_requirements(*, separate: bool) -> list[str]:
         return []
     found = [Requirement(line) for line in lines]
     applying = [one for one in found if one.marker is None or one.marker.evaluate({"extra": ""})]
-    left_out = MLX | (OURS - {"llguidance"}) if separate else frozenset()
+    left_out = SERVING if separate else frozenset()
     kept = [one for one in applying if canonicalize_name(one.name) not in left_out]
     for one in kept:
         one.marker = None

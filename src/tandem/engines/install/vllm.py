@@ -77,14 +77,14 @@ def install_vllm(
         return _install_into(alone, build, say, until, also)
 
 
-def is_installed(environment: Environment, build: VllmBuild) -> bool:
-    """Whether `build` and everything that it needs are there, without importing anything."""
+def is_installed(environment: Environment, build: VllmBuild, also: Sequence[str]) -> bool:
+    """Whether `build` and everything that it needs are there, `also` included, without importing anything."""
     if not environment.python.is_file():
         return False
     versions = environment.versions()
     if versions.get(build.distribution) != build.version:
         return False
-    return not unmet(_all_requirements(environment, build, versions), versions)
+    return not unmet([*_all_requirements(environment, build, versions), *also], versions)
 
 
 def _all_requirements(environment: Environment, build: VllmBuild, versions: dict[str, str]) -> list[str]:
@@ -99,7 +99,8 @@ def _all_requirements(environment: Environment, build: VllmBuild, versions: dict
 def _install_into(
     environment: Environment, build: VllmBuild, say: Say, until: float, also: Sequence[str] | None
 ) -> Installed:
-    if is_installed(environment, build) and interpreter_is_ours(environment):
+    also = tandems_requirements(separate=environment.separate) if also is None else also
+    if is_installed(environment, build, also) and interpreter_is_ours(environment):
         return Installed(build, environment.python, environment.separate, changed=False)
     _check_space(environment, build)
     say(f"installing {build.pinned} into {environment.folder}")
@@ -119,7 +120,7 @@ def _install_into(
         pip.install("--no-deps", *alone)
         for name in build.without_dependencies:
             wanted += requirements(environment.requires(name), build)
-    wanted += tandems_requirements(separate=environment.separate) if also is None else also
+    wanted += also
     say(f"installing what it needs ({len(wanted)} requirements)")
     pip.install(*dict.fromkeys(wanted))
     environment.finish()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,6 @@ from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 
-from tandem.engines.answer import score_prompt
 from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, PrefillPort, Prepared
 from tandem.engines.pace import Pace
 from tandem.engines.vllm.connector import transfer_config
@@ -29,9 +27,9 @@ from tandem.engines.vllm.inside import Inside
 from tandem.engines.vllm.load import LoadedModel, load
 from tandem.engines.vllm.peer_prompts import PeerPrompts
 from tandem.engines.vllm.request import prepare
-from tandem.engines.vllm.scores import prompt_scores, score
 from tandem.engines.vllm.sequence import Sequence
-from tandem.errors import EngineError, UnsupportedError
+from tandem.engines.vllm.telling import read, write
+from tandem.errors import EngineError
 from tandem.models.text import TextModel
 from tandem.placement.handoff import Here
 from tandem.types import (
@@ -40,12 +38,9 @@ from tandem.types import (
     Failure,
     GenerationRequest,
     ModelInfo,
-    PrefillProgress,
     Sampling,
     TokenPrompt,
 )
-
-logger = logging.getLogger("tandem.vllm")
 
 
 class VllmEngine(Engine):
@@ -139,11 +134,7 @@ class VllmEngine(Engine):
         return len(self._active) + len(self._handoffs.receiving) < self._options.max_batch
 
     def kv_plane(self) -> KvPlane | None:
-        try:
-            return self._handoffs.plane
-        except UnsupportedError as error:
-            logger.warning("no prompts for other nodes: %s", error.message)
-            return None
+        return self._handoffs.offered
 
     def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
         self._handoffs.name_peers(peers)
@@ -186,15 +177,15 @@ class VllmEngine(Engine):
         begun = time.monotonic()
         results = {result.request_id: result for result in self._engine.step()}
         seconds = time.monotonic() - begun
-        read = self._handoffs.stepped({name for name, result in results.items() if result.finished})
+        tokens = self._handoffs.stepped({name for name, result in results.items() if result.finished})
         for sequence in list(self._active.values()):
             before, was_decoding = sequence.position, sequence.decoding
             events = self._advance(sequence, results.get(sequence.request_id), begun)
             if not was_decoding:
-                read += max(0, sequence.position - max(before, sequence.spared))
+                tokens += max(0, sequence.position - max(before, sequence.spared))
             if events:
                 outputs.append(Output(sequence.request_id, events))
-        self._observe(read, len(answering), seconds)
+        self._observe(tokens, len(answering), seconds)
 
     def _observe(self, read: int, answering: int, seconds: float) -> None:
         if read == 0:
@@ -205,12 +196,7 @@ class VllmEngine(Engine):
 
     def _here(self) -> Here:
         """This node as the decision about a hand-off sees it."""
-        active = self._active.values()
-        before = [one.missing for one in active if not one.decoding]
-        if self._handoffs.left:
-            before.append(self._handoffs.left)
-        running = sum(one.decoding for one in active)
-        return self._pace.here(before, running, len(before) + len(self._waiting), shared=False)
+        return self._handoffs.here(self._active.values(), len(self._waiting))
 
     def _admit(self, outputs: list[Output]) -> None:
         while self._waiting and self._has_room:
@@ -245,12 +231,15 @@ class VllmEngine(Engine):
         events: list[Event] = []
         if result is not None:
             assert isinstance(result, RequestOutput)
-            self._read(sequence, len(sequence.tokens), result.num_cached_tokens or 0, begun, events)
-            self._write(sequence, result, events)
+            read(sequence, len(sequence.tokens), result.num_cached_tokens or 0, begun, events)
+            if sequence.received is not None and not sequence.decoding:
+                sequence.answer.received(sequence.received.outcomes, sequence.received.used or 0)
+                self._handoffs.forget(sequence)
+            write(self._text, sequence, result, events)
         elif not sequence.decoding:
             computed = self._inside.computed(sequence.vllm_id)
             if computed.tokens:
-                self._read(sequence, computed.tokens, computed.cached, begun, events)
+                read(sequence, computed.tokens, computed.cached, begun, events)
         if sequence.broken is not None:
             events.append(Failure.of(sequence.broken))
         if sequence.broken is not None or sequence.answer.finished:
@@ -259,52 +248,6 @@ class VllmEngine(Engine):
             if result is None or not result.finished:
                 self._engine.abort_request([sequence.request_id])
         return events
-
-    def _read(self, sequence: Sequence, position: int, cached: int, begun: float, events: list[Event]) -> None:
-        """So many of the prompt's tokens are in the cache now."""
-        if sequence.decoding:
-            return
-        if not sequence.accepted:
-            sequence.accepted = True
-            sequence.cached = cached
-            sequence.position = cached
-            events.append(sequence.answer.accept(cached, begun))
-        total = len(sequence.tokens)
-        sequence.spared = cached
-        # A sequence that was put aside begins anew; its reader is told of nothing twice.
-        if position > sequence.position:
-            if position > sequence.told and (position < total or sequence.position > sequence.cached):
-                events.append(PrefillProgress(min(position, total), total))
-            sequence.position = position
-
-    def _write(self, sequence: Sequence, result: RequestOutput, events: list[Event]) -> None:
-        """The answer's next tokens."""
-        answer = sequence.answer
-        request = answer.request
-        if not sequence.decoding:
-            sequence.decoding = True
-            answer.prefilled()
-            if sequence.received is not None:
-                answer.received(sequence.received.outcomes, sequence.received.used or 0)
-                self._handoffs.forget(sequence)
-            if request.echo or request.prompt_logprobs is not None:
-                scores = prompt_scores(sequence.tokens, result.prompt_logprobs, request.prompt_logprobs or 0)
-                events.append(score_prompt(self._text, request, sequence.tokens, scores))
-            if answer.max_tokens == 0:
-                events.extend(answer.finish("length"))
-                return
-        (completion,) = result.outputs
-        for index, token in enumerate(completion.token_ids):
-            told = None
-            if request.logprobs is not None and completion.logprobs is not None:
-                told = score(token, completion.logprobs[index], request.logprobs)
-            events.extend(answer.add(token, told))
-            if answer.finished:
-                return
-        if completion.finish_reason == "length":
-            events.extend(answer.finish("length"))
-        elif completion.finish_reason is not None and sequence.broken is None:
-            sequence.broken = EngineError(f"vLLM ended the answer: {completion.finish_reason}.")
 
     def check_idle(self) -> None:
         """Assert that nothing is left of requests that have ended. For tests."""
