@@ -37,7 +37,7 @@ VLLM = [
 def vllm_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The folder of a tiny model in the form that vLLM's CPU build takes, built once."""
     root = tmp_path_factory.mktemp("vllm")
-    return cache(lambda kind: tiny.build(kind, root / kind, **tiny.FOR_VLLM[kind]))
+    return cache(lambda kind: tiny.build_for_vllm(kind, root / kind))
 
 
 @pytest.fixture(scope="session")

@@ -164,9 +164,22 @@ FOR_VLLM: dict[str, dict[str, Any]] = {
     # Its CPU attention has no kernels for heads of 16, and it goes by the name of the class.
     "llama": {"architectures": ["LlamaForCausalLM"], "head_dim": 32},
     "gemma3": {"architectures": ["Gemma3ForCausalLM"], "head_dim": 32},
-    "mamba2": {"architectures": ["Mamba2ForCausalLM"]},
+    "mamba2": {"architectures": ["Mamba2ForCausalLM"], "intermediate_size": 96, "n_groups": 1},
 }
 """Changes to the configs with which vLLM's CPU build runs these kinds."""
+
+
+def build_for_vllm(kind: str, folder: Path, **changes: Any) -> Path:
+    """Write the tiny model `kind` so that vLLM reads it, and mlx-lm the same weights."""
+    build(kind, folder, **FOR_VLLM[kind] | changes)
+    path = str(folder / "model.safetensors")
+    weights = mx.load(path)
+    for name, value in weights.items():
+        if name.endswith("conv1d.weight"):
+            # As torch has them: channels, one, kernel.
+            weights[name] = mx.contiguous(value.swapaxes(1, 2))
+    mx.save_safetensors(path, weights, metadata={"format": "pt"})
+    return folder
 
 
 def quantise(source: Path, folder: Path) -> Path:

@@ -174,7 +174,7 @@ def test_equal_models_do_not_differ() -> None:
         ("dims", Layout((Layer("tokens", (Part("keys", 3, 8, "float32"), Part("values", 3, 16, "float32"))),) * 2), {}),
         (
             "dtype",
-            Layout((Layer("tokens", (Part("keys", 3, 16, "float16"), Part("values", 3, 16, "float32"))),) * 2),
+            Layout((Layer("tokens", (Part("keys", 3, 16, "int16"), Part("values", 3, 16, "float32"))),) * 2),
             {},
         ),
         ("layers", Layout((ATTENTION,)), {}),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from tandem.kv.codec import RAW
 from tandem.kv.control import (
     Accepted,
     Busy,
@@ -14,9 +17,12 @@ from tandem.kv.control import (
     Welcome,
     encode_control,
 )
+from tandem.kv.conversion import with_dtypes
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.handshake import CLIENT, SERVER, encode_preamble
+from tandem.kv.job import Outgoing
 from tandem.kv.layout import Layer, Layout, Part, StateArray
+from tandem.kv.outgoing import frames_of
 from tandem.kv.wire import CodecId, FrameType, Header, checksum, encode_header
 
 NONCE = 0x0123456789ABCDEF
@@ -53,6 +59,11 @@ CONTROL_FRAMES = {
     "error": FrameType.ERROR,
 }
 
+WIDE_LAYOUT = with_dtypes(LAYOUT, ["float32"] * 3 + ["bfloat16"])
+"""The same model as a server may keep it whose engine computes in other types."""
+WIDE = np.array([[[1.0, -2.5], [65504.0, 1e9]], [[0.1, 1 / 3], [2049.0, 2051.0]]], np.float32)
+WIDE_STATE = np.array([[0x3F80, 0x4000]], np.uint16)
+
 RAW_PAYLOAD = bytes(range(16))
 """Keys of two heads, two tokens and two dimensions in float16."""
 STATE_PAYLOAD = bytes.fromhex("0000803f00000040")
@@ -83,4 +94,10 @@ def examples() -> dict[str, bytes]:
     found["data"] = frame(data, RAW_PAYLOAD)
     state = Header(int(FrameType.STATE), dtype=1, layer=2, nonce=NONCE, sequence=11, token_count=2)
     found["state"] = frame(state, STATE_PAYLOAD)
+    for name, item, sequence in (
+        ("data converted", Outgoing(0, 0, 0, 0, WIDE, False), 10),
+        ("state converted", Outgoing(2, 0, 0, 2, WIDE_STATE, True), 11),
+    ):
+        (only,) = frames_of(item, WIDE_LAYOUT, NONCE, RAW, 1 << 20, wanted=LAYOUT)
+        found[name] = frame(only.header._replace(sequence=sequence), b"".join(only.views))
     return found

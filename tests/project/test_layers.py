@@ -28,8 +28,12 @@ ROWS = (
 LEVEL = {name: level for level, row in enumerate(ROWS) for name in row}
 NEVER = {("api", "engines"), ("config", "types"), ("config", "errors")}
 """Downwards, but unwanted: the api speaks to engines through the node alone, and settings need nothing."""
-HEAVY = {"mlx", "mlx_lm", "transformers", "gguf", "torch"}
-MAY_IMPORT_HEAVY = {"engines/mlx": {"mlx", "mlx_lm", "transformers"}, "models/gguf": {"gguf"}}
+HEAVY = {"mlx", "mlx_lm", "transformers", "gguf", "torch", "vllm"}
+MAY_IMPORT_HEAVY = {
+    "engines/mlx": {"mlx", "mlx_lm", "transformers"},
+    "engines/vllm": {"torch", "vllm"},
+    "models/gguf": {"gguf"},
+}
 """Folders whose modules may import heavy libraries at their top, because only those who need them import the module."""
 
 

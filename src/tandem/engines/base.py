@@ -102,11 +102,16 @@ class EngineOptions(msgspec.Struct, frozen=True):
 
 
 class KvPlane(NamedTuple):
-    """What a KV port needs of an engine that can prefill for others."""
+    """What a KV port needs of an engine that can prefill for others.
+
+    Attributes:
+        checkpoints: whether it has windows and states of points before a prompt's end.
+    """
 
     layout: Layout
     fingerprint: Fingerprint
     producer: Producer
+    checkpoints: bool = True
 
 
 class Prepared(ABC):

@@ -24,6 +24,7 @@ from tandem.errors import (
 )
 from tandem.kv.codec import negotiate
 from tandem.kv.control import Accepted, Busy, Done, PrefillRequest, Problem, Progress, Welcome
+from tandem.kv.conversion import converted
 from tandem.kv.frames import FrameReader, FrameWriter
 from tandem.kv.handshake import expect_nonce, greet_client
 from tandem.kv.intervals import Span
@@ -49,6 +50,7 @@ class Connection:
         self._options = options
         self._address = address
         self._client = address
+        self._wanted = server.layout
         self._reader = FrameReader(transport, max_request_bytes=4 * options.max_tokens + 4096)
         self._writer = FrameWriter(transport)
         self._patience = Patience(options.send_seconds)
@@ -80,9 +82,12 @@ class Connection:
             max_tokens=options.max_tokens,
             keep_alive=options.keep_alive,
             node=options.node,
+            checkpoints=self._server.checkpoints,
         )
         hello = greet_client(self.transport, self._reader, self._writer, welcome, patience)
         self._client = self.transport.peer_name() or hello.node or self._address
+        # The handshake let float types differ and nothing else.
+        self._wanted = converted(self._server.layout, hello.fingerprint.dtype) or self._server.layout
 
     def _next_request(self) -> bool:
         """Serve one request; False at the end of the stream, or if none came for long."""
@@ -128,6 +133,11 @@ class Connection:
             )
         layers = Span(request.layer_start, request.layer_end) if request.layer_end else None
         heads = Span(request.head_start, request.head_end) if request.head_end else None
+        if request.checkpoint and not self._server.checkpoints:
+            raise InvalidRequestError(
+                "This server has windows and states for the end of a prompt alone. Ask without checkpoints.",
+                param="checkpoint",
+            )
         wanted = Wanted(request.start, request.end, layers, heads, request.checkpoint)
         job = PrefillJob(
             Plan(self._server.layout, wanted),
@@ -146,7 +156,8 @@ class Connection:
             # In this order: what was emitted before the end must not be missed.
             end, item = job.end, job.take()
             if item is not None:
-                for frame in frames_of(item, job.plan.layout, nonce, codec, self._options.frame_bytes):
+                size, wanted = self._options.frame_bytes, self._wanted
+                for frame in frames_of(item, job.plan.layout, nonce, codec, size, wanted=wanted):
                     if self._cancelled(job, nonce):
                         return
                     payload_bytes += self._writer.tensor(frame.header, frame.views, self._patience)

@@ -44,6 +44,7 @@ class Welcome(msgspec.Struct, frozen=True):
         codecs: those that it can encode.
         max_tokens: the longest prompt that it takes.
         keep_alive: a frame comes at least this often while a request is under way, in seconds.
+        checkpoints: whether requests may have a `checkpoint`.
     """
 
     fingerprint: Fingerprint
@@ -51,6 +52,7 @@ class Welcome(msgspec.Struct, frozen=True):
     max_tokens: Count
     keep_alive: Seconds
     node: Name = ""
+    checkpoints: bool = True
 
 
 class PrefillRequest(msgspec.Struct, frozen=True):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from itertools import groupby
 from typing import Annotated, NamedTuple
 
 import msgspec
 
+from tandem.kv.conversion import any_float, convertible, dtypes_of, runs
 from tandem.kv.layout import Layout
 
 PROTOCOL_VERSION = 1
+MAY_DIFFER = ("dtype", "quantisation", "weights")
+"""Fields that are compared after the preamble's digest."""
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Short = Annotated[str, msgspec.Meta(max_length=256)]
@@ -38,7 +39,7 @@ class Fingerprint(msgspec.Struct, frozen=True):
         layers: number of leaf caches.
         heads, dims, window, dtype: per part or layer, runs of equal values written once (`5x32` is 32 times 5).
         rope: all parameters that rotate positions, as canonical text; empty without rotary positions.
-        layout: digest of the whole layout, for whatever the fields above do not say.
+        layout: digest of the whole layout with one name for all float types, for whatever the fields above do not say.
         quantisation: of the weights, e.g. `none` or `4-bit, groups of 64`.
         weights: digest of the weights.
     """
@@ -68,18 +69,20 @@ class Fingerprint(msgspec.Struct, frozen=True):
             architecture=architecture,
             tokenizer=tokenizer,
             layers=len(layout.layers),
-            heads=_runs([str(part.heads) for part in parts]),
-            dims=_runs([*(str(part.dim) for part in parts), *("*".join(map(str, state.shape)) for state in states)]),
-            window=_runs([str(layer.window) for layer in layout.layers]),
-            dtype=_runs([*(part.dtype for part in parts), *(state.dtype for state in states)]),
+            heads=runs([str(part.heads) for part in parts]),
+            dims=runs([*(str(part.dim) for part in parts), *("*".join(map(str, state.shape)) for state in states)]),
+            window=runs([str(layer.window) for layer in layout.layers]),
+            dtype=runs(dtypes_of(layout)),
             rope=rope,
-            layout=layout.digest(),
+            layout=any_float(layout).digest(),
             quantisation=quantisation,
             weights=weights,
         )
 
     def differences(self, other: Fingerprint, *, allow_quantisation: bool = False) -> list[Difference]:
         """The fields that differ, with both values; empty if entries may move.
+
+        Float types may always differ: entries are converted on the way.
 
         Args:
             allow_quantisation: the weights may be the same model's in another quantisation. Weights in the *same*
@@ -89,19 +92,19 @@ class Fingerprint(msgspec.Struct, frozen=True):
             Difference(field, str(getattr(self, field)), str(getattr(other, field)))
             for field in self.__struct_fields__
             if getattr(self, field) != getattr(other, field)
+            and not (field == "dtype" and convertible(self.dtype, other.dtype))
         ]
         if allow_quantisation and self.quantisation != other.quantisation:
             return [one for one in found if one.field not in ("quantisation", "weights")]
         return found
 
     def digest(self) -> bytes:
-        """32 bytes over every field but those of the weights, which a link may allow to differ."""
-        fields = [(name, getattr(self, name)) for name in self.__struct_fields__]
-        canonical = msgspec.json.encode([pair for pair in fields if pair[0] not in ("quantisation", "weights")])
+        """32 bytes over every field but those that may differ: the element types, and, where a link allows it, the
+        weights."""
+        fields = [(name, getattr(self, name)) for name in self.__struct_fields__ if name not in MAY_DIFFER]
+        canonical = msgspec.json.encode(fields)
         return hashlib.sha256(canonical).digest()
 
-
-def _runs(values: Sequence[str]) -> str:
-    """`["5", "5", "8"]` as `5x2 8`, cut at what a fingerprint may hold; the layout's digest says the rest."""
-    runs = ((value, len(list(same))) for value, same in groupby(values))
-    return " ".join(value if count == 1 else f"{value}x{count}" for value, count in runs)[:4096]
+    def same_weights(self, other: Fingerprint) -> bool:
+        """Whether entries of the two were computed by the same weights, if maybe in other precision."""
+        return (self.quantisation, self.weights) == (other.quantisation, other.weights)

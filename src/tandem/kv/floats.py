@@ -13,6 +13,9 @@ _LARGEST: dict[str, float] = {
     "bfloat16": float(np.array([0x7F7F0000], np.uint32).view(np.float32)[0]),
 }
 
+_LARGEST_BFLOAT16 = np.uint32(0x7F7F0000)
+_INFINITY = np.uint32(0x7F800000)
+
 
 def to_float32(array: Array, dtype: DTypeName) -> npt.NDArray[np.float32]:
     """The values of a float array, exactly."""
@@ -50,3 +53,25 @@ def bfloat16_nearest(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     out = np.empty(values.shape, np.uint16)
     from_float32(values.copy(), out, "bfloat16")
     return out
+
+
+def bfloat16_rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
+    """The nearest bfloat16 of each, halves to even. Finite values stay finite, infinities and NaN what they are."""
+    bits = values.view(np.uint32)
+    rounded = (bits + ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    if magnitude.max(initial=0) > _LARGEST_BFLOAT16:
+        sign = (bits >> np.uint32(16)) & np.uint32(0x8000)
+        rounded = np.where(magnitude > _LARGEST_BFLOAT16, sign | np.uint32(0x7F7F), rounded)
+        rounded = np.where(magnitude == _INFINITY, sign | np.uint32(0x7F80), rounded)
+        rounded = np.where(magnitude > _INFINITY, sign | np.uint32(0x7FC0), rounded)
+    return rounded.astype(np.uint16)
+
+
+def float16_rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float16]:
+    """The nearest float16 of each, halves to even. Finite values stay finite, infinities and NaN what they are."""
+    limit = np.float32(_LARGEST["float16"])
+    beyond = (np.abs(values) > limit) & np.isfinite(values)
+    if beyond.any():
+        values = np.where(beyond, np.copysign(limit, values), values)
+    return values.astype(np.float16)

@@ -69,7 +69,7 @@ class Intake:
         inside = (
             outer.wanted.start <= self.plan.wanted.start
             and self.plan.wanted.end == outer.wanted.end
-            and self.plan.wanted.checkpoint == outer.wanted.checkpoint
+            and self.plan.wanted.checkpoint in (outer.wanted.checkpoint, 0)
             and set(self.plan.layers) <= set(outer.layers)
             and all(
                 outer.heads(part).start <= self.plan.heads(part).start

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tandem.kv.codec import CODECS, RAW
+from tandem.kv.conversion import convert
 from tandem.kv.dtypes import DTYPES, Array
 from tandem.kv.job import Outgoing
 from tandem.kv.layout import Layout
@@ -21,11 +22,19 @@ class Frame(NamedTuple):
     views: list[memoryview]
 
 
-def frames_of(item: Outgoing, layout: Layout, nonce: int, codec_name: str, frame_bytes: int) -> Iterator[Frame]:
+def frames_of(
+    item: Outgoing, layout: Layout, nonce: int, codec_name: str, frame_bytes: int, *, wanted: Layout | None = None
+) -> Iterator[Frame]:
     """The frames that carry an item, each of about `frame_bytes` before encoding. Arrays are viewed, not copied,
-    unless the rows of one token are not contiguous."""
+    unless the rows of one token are not contiguous, or the client's element type is another.
+
+    Args:
+        layout: of the item.
+        wanted: the client's, which differs in float types at most.
+    """
+    wanted = wanted or layout
     if item.is_state:
-        state = layout.layers[item.layer].states[item.part]
+        source, state = layout.layers[item.layer].states[item.part], wanted.layers[item.layer].states[item.part]
         header = Header(
             int(FrameType.STATE),
             dtype=DTYPES[state.dtype].code,
@@ -34,16 +43,16 @@ def frames_of(item: Outgoing, layout: Layout, nonce: int, codec_name: str, frame
             nonce=nonce,
             token_count=item.token,
         )
-        yield Frame(header, [as_bytes(np.ascontiguousarray(item.array))])
+        yield Frame(header, [as_bytes(np.ascontiguousarray(convert(item.array, source.dtype, state.dtype)))])
         return
-    part = layout.layers[item.layer].parts[item.part]
+    own, part = layout.layers[item.layer].parts[item.part], wanted.layers[item.layer].parts[item.part]
     heads, tokens = item.array.shape[:2]
     step = max(1, frame_bytes // (heads * part.row_bytes))
     codec = CODECS[codec_name] if codec_name != RAW else None
     if codec is not None and not codec.applies_to(part):
         codec = None
     for first in range(0, tokens, step):
-        entries = item.array[:, first : first + step]
+        entries = convert(item.array[:, first : first + step], own.dtype, part.dtype)
         header = Header(
             int(FrameType.DATA),
             dtype=DTYPES[part.dtype].code,

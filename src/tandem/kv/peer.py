@@ -53,7 +53,7 @@ class Link:
     Attributes:
         welcome: what the server said of itself.
         name: of the server.
-        mixed: its weights are ours in another quantisation: all that the handshake lets differ.
+        mixed: its weights are ours in another quantisation.
         requests: so far.
     """
 
@@ -63,7 +63,7 @@ class Link:
         self.writer = FrameWriter(transport)
         self.welcome: Welcome = greet_server(transport, self.reader, self.writer, hello, patience)
         self.name = transport.peer_name() or self.welcome.node
-        self.mixed = self.welcome.fingerprint != hello.fingerprint
+        self.mixed = not self.welcome.fingerprint.same_weights(hello.fingerprint)
         self.requests = 0
 
 

@@ -67,6 +67,7 @@ class PrefillServer:
         producer: does the work.
         layout, fingerprint: of its model.
         identity: certificate of this node; with one, only TLS peers of the same authority are let in.
+        checkpoints: whether the producer has windows and states of points before a prompt's end.
 
     Raises:
         ConfigError: the address cannot be listened on, or is not loopback while there is no secret.
@@ -83,7 +84,9 @@ class PrefillServer:
         *,
         identity: Identity | None = None,
         options: ServerOptions | None = None,
+        checkpoints: bool = True,
     ) -> None:
+        self.checkpoints = checkpoints
         self.producer = producer
         self.layout = layout
         self.fingerprint = fingerprint

@@ -93,24 +93,28 @@ class Transfer:
 
     def _attempt(self, *, fresh: bool) -> tuple[Outcome, bool]:
         """Try once. Also says whether the connection was a kept one that turned out to be dead."""
-        intake = self._staging.open(secrets.randbelow((1 << 64) - 1) + 1, self._wanted)
+        intake: Intake | None = None
         error: TandemError | None = None
         link: Link | None = None
         try:
             link = self._attach(fresh=fresh)
+            if not link.welcome.checkpoints:
+                self._wanted = self._wanted._replace(checkpoint=0)
+            intake = self._staging.open(secrets.randbelow((1 << 64) - 1) + 1, self._wanted)
             self._request(link, intake)
             self._clean = True
         except TandemError as caught:
             error = caught
         finally:
-            intake.close()
+            if intake is not None:
+                intake.close()
             if link is not None:
                 self._detach(link, keep=self._clean)
         reused = link is not None and link.requests > 0
         if link is not None:
             link.requests += 1
         stale = reused and isinstance(error, PeerLostError) and not self._accepted_at
-        return self._outcome(link, intake.bytes, error, reused=reused), stale
+        return self._outcome(link, intake.bytes if intake else 0, error, reused=reused), stale
 
     # ------------------------------------------------------------------------------------------------------ internals
 

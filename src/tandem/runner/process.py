@@ -15,6 +15,7 @@ import queue
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tandem.engines.base import Engine, EngineOptions, Output, PrefillPort, Prepared
@@ -42,7 +43,7 @@ from tandem.runner.messages import (
     frame,
     to_runner_decoder,
 )
-from tandem.types import Failure
+from tandem.types import EngineLoad, Failure
 
 HEARTBEAT_SECONDS = 1.0
 PREPARE_THREADS = 2
@@ -79,6 +80,7 @@ class Runner:
         self._cancelled: set[str] = set()
         self._pool = ThreadPoolExecutor(PREPARE_THREADS, thread_name_prefix="prepare")
         self._engine: Engine
+        self._load_now: Callable[[], EngineLoad] = EngineLoad
 
     def run(self) -> int:
         """Serve until told to stop.
@@ -110,9 +112,11 @@ class Runner:
         return status
 
     def _start_engine(self, options: EngineOptions) -> None:
+        # An engine's libraries may take half a minute to import on a busy machine.
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         self._engine = build_engine(options)
         self._engine.wake = lambda: self._inbox.put(_Wake())
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._load_now = self._engine.load_now
         info = self._engine.load(lambda progress: self._send(Loading(progress.done, progress.total)))
         self._send(Loaded(info))
         self._engine.warm_up()
@@ -126,7 +130,12 @@ class Runner:
             host=options.kv_host, port=options.kv_port, node=options.node_id, open=options.cluster_open
         )
         self._kv_port = PrefillServer(
-            plane.producer, plane.layout, plane.fingerprint, identity=identity, options=listen
+            plane.producer,
+            plane.layout,
+            plane.fingerprint,
+            identity=identity,
+            options=listen,
+            checkpoints=plane.checkpoints,
         )
         fingerprint = plane.fingerprint
         names = CacheIdentity(fingerprint.digest().hex(), fingerprint.tokenizer, fingerprint.layout)
@@ -220,7 +229,7 @@ class Runner:
     def _beat(self) -> None:
         waiter = threading.Event()
         while not waiter.wait(HEARTBEAT_SECONDS):
-            self._send(Heartbeat(self._engine.load_now()))
+            self._send(Heartbeat(self._load_now()))
 
 
 def _die(arguments: threading.ExceptHookArgs) -> None:

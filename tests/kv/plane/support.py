@@ -32,6 +32,7 @@ def serving(
     identity: Identity | None = None,
     options: ServerOptions | None = None,
     model: Fingerprint | None = None,
+    checkpoints: bool = True,
 ) -> Iterator[PrefillServer]:
     """A server on a free port of loopback."""
     own = SyntheticProducer(layout, chunk=64)
@@ -42,6 +43,7 @@ def serving(
             model or fingerprint(layout),
             identity=identity,
             options=options or ServerOptions(frame_bytes=8192),
+            checkpoints=checkpoints,
         ) as server:
             yield server
     finally:

@@ -12,7 +12,7 @@ QUEUE_LIMIT = 8
 
 
 class PrefillDesk(Producer):
-    """Takes jobs from connection threads; the engine thread takes them from here, one at a time.
+    """Takes jobs from connection threads; the engine thread takes them from here, as many at a time as it works on.
 
     Args:
         wake: tells the engine thread that there is something to do.
@@ -27,7 +27,7 @@ class PrefillDesk(Producer):
         self._seconds_for = seconds_for
         self._queue: FairQueue[PrefillJob] = FairQueue(limit)
         self._lock = threading.Lock()
-        self._running: PrefillJob | None = None
+        self._running: list[PrefillJob] = []
 
     def __len__(self) -> int:
         with self._lock:
@@ -43,8 +43,7 @@ class PrefillDesk(Producer):
         with self._lock:
             before = self._queue.in_order()
             lacking = [other.plan.wanted.end for other in before]
-            if self._running is not None:
-                lacking.append(self._running.plan.wanted.end - self._running.latest_progress.processed)
+            lacking += [other.plan.wanted.end - other.latest_progress.processed for other in self._running]
             seconds = sum(self._seconds_for(tokens) for tokens in lacking)
             self._queue.put(job.client, job, priority=job.priority, wait=seconds)
         self._wake()
@@ -60,13 +59,14 @@ class PrefillDesk(Producer):
         with self._lock:
             if not len(self._queue):
                 return None
-            self._running = job = self._queue.get()
+            job = self._queue.get()
+            self._running.append(job)
             waiting = self._queue.in_order()
         for position, other in enumerate(waiting):
             other.queued(position + 1)
         return job
 
-    def ended(self) -> None:
-        """The job that was taken last needs no more work."""
+    def ended(self, job: PrefillJob) -> None:
+        """A job that was taken needs no more work."""
         with self._lock:
-            self._running = None
+            self._running.remove(job)

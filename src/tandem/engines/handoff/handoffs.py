@@ -14,7 +14,7 @@ from tandem.engines.base import EngineOptions, KvPlane, PrefillPort
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.handoff.remote import RemotePrefill, RemotePrefills
 from tandem.engines.handoff.sequence import RemoteSequence
-from tandem.engines.handoff.serving import PeerWork
+from tandem.engines.handoff.serving import Serving
 from tandem.kv.codec import RAW
 from tandem.kv.outcome import Outcome
 from tandem.kv.staging import Landing
@@ -30,7 +30,7 @@ class Handoffs(ABC, Generic[S]):
 
     Args:
         desk: where peers' prefills are queued.
-        peer_work: computes them.
+        peer_work: has them computed.
         chunk: tokens that are computed, then sent together.
         checkpoint: how often windows and states are wanted, so that a broken hand-off can be continued.
         wake: tells the engine thread, from any other, that there is something to do.
@@ -43,7 +43,7 @@ class Handoffs(ABC, Generic[S]):
         self,
         options: EngineOptions,
         desk: PrefillDesk,
-        peer_work: PeerWork[Any],
+        peer_work: Serving,
         *,
         chunk: int,
         checkpoint: int,
@@ -139,7 +139,7 @@ class Handoffs(ABC, Generic[S]):
         return self._peer_work.pending
 
     def serve(self, limit: int, *, idle: bool) -> None:
-        """Compute a chunk for a peer; see `PeerWork.step`."""
+        """Do some of what peers wait for; see `Serving.step`."""
         self._peer_work.step(limit, idle=idle)
 
     @property

@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.errors import CancelledError, EngineError, TandemError
@@ -23,6 +23,22 @@ CONGESTION_PAUSE = 0.002
 
 Ready = TypeVar("Ready")
 """Entries that were computed and are not handed over yet."""
+
+
+class Serving(Protocol):
+    """What an engine does about the prefills that others ask for. Used by the engine thread."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything to do."""
+
+    def step(self, limit: int, *, idle: bool) -> None:
+        """Do some of it.
+
+        Args:
+            limit: tokens to compute at most, where this computes any.
+            idle: there is nothing else to do, so that a wait for a slow client costs nobody anything.
+        """
 
 
 class PeerWork(ABC, Generic[Ready]):
@@ -116,8 +132,9 @@ class PeerWork(ABC, Generic[Ready]):
             self._forget()
 
     def _forget(self) -> None:
-        self._job = None
+        job, self._job = self._job, None
         self._begun = False
         self._position = self._cached = 0
         self._unsent.clear()
-        self._desk.ended()
+        if job is not None:
+            self._desk.ended(job)

@@ -10,9 +10,9 @@ from typing import Any
 from tandem.engines.base import EngineOptions, KvPlane, Output
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.handoff.handoffs import Handoffs
+from tandem.engines.handoff.identity import fingerprint_of
 from tandem.engines.handoff.remote import RemotePrefill
 from tandem.engines.mlx.exchange import commit
-from tandem.engines.mlx.identity import fingerprint_of
 from tandem.engines.mlx.landing import CacheLanding, land
 from tandem.engines.mlx.layout import layout_of
 from tandem.engines.mlx.load import LoadedModel
@@ -66,7 +66,7 @@ class MlxHandoffs(Handoffs[Sequence]):
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """What a peer's model has to agree with."""
-        return fingerprint_of(self._loaded, self.layout, self._options.folder)
+        return fingerprint_of(self.layout, self._options.folder)
 
     @property
     def plane(self) -> KvPlane:

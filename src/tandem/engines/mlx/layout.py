@@ -1,7 +1,7 @@
 """The kv plane's view of an MLX cache: what it looks like, and its entries as plain arrays.
 
 Parts of a *tokens* or *window* leaf are named `keys` and `values`; those of a quantised one `keys.packed`,
-`keys.scales`, `keys.biases`, and the same for values. States are named by their place in the leaf's state tree.
+`keys.scales`, `keys.biases`, and the same for values. States are numbered: what holds them is MLX's own affair.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def _layer(leaf: Any) -> Layer:
         return Layer(
             "state",
             states=tuple(
-                StateArray(name, tuple(array.shape), DTYPE_NAMES[array.dtype]) for name, array in state_arrays(leaf)
+                StateArray(str(number), tuple(array.shape), DTYPE_NAMES[array.dtype])
+                for number, (_, array) in enumerate(state_arrays(leaf))
             ),
         )
     parts = tuple(

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.engines.base import EngineOptions, LoadProgress
+from tandem.engines.handoff.identity import fingerprint_of
 from tandem.engines.mlx.cache_kinds import leaves, take_entries
 from tandem.engines.mlx.exchange import commit
 from tandem.engines.mlx.handoffs import CHECKPOINT_TOKENS
-from tandem.engines.mlx.identity import fingerprint_of
 from tandem.engines.mlx.landing import land
 from tandem.engines.mlx.layout import layout_of, named_parts, state_arrays
 from tandem.engines.mlx.load import load, on_accelerator
@@ -79,7 +79,7 @@ class Workbench:
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """What a peer's model has to agree with. Reads the model's files."""
-        return fingerprint_of(self._loaded, self.layout, self._folder)
+        return fingerprint_of(self.layout, self._folder)
 
     @cached_property
     def text(self) -> TextModel:

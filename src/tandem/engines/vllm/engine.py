@@ -9,24 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
+from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 
 from tandem.engines.answer import score_prompt
-from tandem.engines.base import Engine, EngineOptions, LoadProgress, Output, Prepared
+from tandem.engines.base import Engine, EngineOptions, KvPlane, LoadProgress, Output, PrefillPort, Prepared
 from tandem.engines.pace import Pace
+from tandem.engines.vllm.connector import transfer_config
 from tandem.engines.vllm.constraints import Constraints
+from tandem.engines.vllm.exchange import Registry, close_registry, open_registry
+from tandem.engines.vllm.handoffs import VllmHandoffs
 from tandem.engines.vllm.inside import Inside
 from tandem.engines.vllm.load import LoadedModel, load
+from tandem.engines.vllm.peer_prompts import PeerPrompts
 from tandem.engines.vllm.request import prepare
 from tandem.engines.vllm.scores import prompt_scores, score
 from tandem.engines.vllm.sequence import Sequence
-from tandem.errors import EngineError
+from tandem.errors import EngineError, UnsupportedError
 from tandem.models.text import TextModel
+from tandem.placement.handoff import Here
 from tandem.types import (
     EngineLoad,
     Event,
@@ -37,6 +44,8 @@ from tandem.types import (
     Sampling,
     TokenPrompt,
 )
+
+logger = logging.getLogger("tandem.vllm")
 
 
 class VllmEngine(Engine):
@@ -58,17 +67,24 @@ class VllmEngine(Engine):
         self._inside: Inside
         self._constraints: Constraints
         self._pace: Pace
+        self._registry: Registry | None = None
+        self._handoffs: VllmHandoffs
 
     # ------------------------------------------------------------------------------------------------------- lifetime
 
     def load(self, report: Callable[[LoadProgress], None]) -> ModelInfo:
         options = self._options
         self._text = TextModel.load(options.folder)
-        self._loaded = loaded = load(options, report)
+        self._registry = registry = open_registry()
+        self._loaded = loaded = load(options, report, kv_transfer=transfer_config(registry))
         self._engine = loaded.engine
         self._inside = Inside(self._engine)
         self._constraints = Constraints(self._engine)
         self._pace = Pace(loaded.chunk, options.max_decode_stall)
+        prompts = PeerPrompts(self._engine, self._inside)
+        self._handoffs = VllmHandoffs(
+            options, registry, prompts, self._pace, self._inside.prefix_length, lambda: self.wake()
+        )
         self._is_loaded = True
         return ModelInfo(
             model_id=options.model_id,
@@ -107,14 +123,30 @@ class VllmEngine(Engine):
             if sequence.request_id == request_id:
                 self._waiting.remove(sequence)
                 return True
-        if self._active.pop(request_id, None) is None:
-            return False
+        found = self._active.pop(request_id, None)
+        if found is None:
+            return self._handoffs.cancel(request_id)
         self._engine.abort_request([request_id])
+        self._handoffs.forget(found)
         return True
 
     @property
     def has_work(self) -> bool:
-        return bool(self._active or self._waiting)
+        return bool(self._active or (self._waiting and self._has_room) or self._handoffs.has_work)
+
+    @property
+    def _has_room(self) -> bool:
+        return len(self._active) + len(self._handoffs.receiving) < self._options.max_batch
+
+    def kv_plane(self) -> KvPlane | None:
+        try:
+            return self._handoffs.plane
+        except UnsupportedError as error:
+            logger.warning("no prompts for other nodes: %s", error.message)
+            return None
+
+    def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
+        self._handoffs.name_peers(peers)
 
     def load_now(self) -> EngineLoad:
         if not self._is_loaded:
@@ -123,7 +155,8 @@ class VllmEngine(Engine):
         decoding = sum(sequence.decoding for sequence in active)
         return EngineLoad(
             waiting=len(self._waiting),
-            prefilling=len(active) - decoding,
+            prefilling=len(active) - decoding + len(self._handoffs.receiving),
+            elsewhere=self._handoffs.elsewhere,
             decoding=decoding,
             cache_bytes=self._inside.cache_bytes,
             prefix_cache_bytes=self._inside.prefix_cache_bytes,
@@ -136,24 +169,32 @@ class VllmEngine(Engine):
 
     def step(self) -> list[Output]:
         self._steps += 1
-        self._admit()
+        outputs = self._handoffs.news()
+        for sequence in self._handoffs.collect(self._here()):
+            self._start(sequence)
+        self._admit(outputs)
+        self._handoffs.serve(self._loaded.chunk, idle=not self._engine.has_unfinished_requests())
+        if self._engine.has_unfinished_requests():
+            self._compute(outputs)
+        return outputs
+
+    def _compute(self, outputs: list[Output]) -> None:
+        """A step of vLLM's."""
         answering = [sequence for sequence in self._active.values() if sequence.decoding]
-        reading = len(self._active) - len(answering)
+        reading = len(self._active) - len(answering) + self._handoffs.reading
         self._inside.limit(self._pace.chunk_limit(len(answering), reading + len(self._waiting)) + len(answering))
         begun = time.monotonic()
         results = {result.request_id: result for result in self._engine.step()}
         seconds = time.monotonic() - begun
-        outputs: list[Output] = []
-        read = 0
+        read = self._handoffs.stepped({name for name, result in results.items() if result.finished})
         for sequence in list(self._active.values()):
             before, was_decoding = sequence.position, sequence.decoding
             events = self._advance(sequence, results.get(sequence.request_id), begun)
             if not was_decoding:
-                read += sequence.position - max(before, sequence.cached)
+                read += max(0, sequence.position - max(before, sequence.spared))
             if events:
                 outputs.append(Output(sequence.request_id, events))
         self._observe(read, len(answering), seconds)
-        return outputs
 
     def _observe(self, read: int, answering: int, seconds: float) -> None:
         if read == 0:
@@ -162,15 +203,32 @@ class VllmEngine(Engine):
         own = seconds - (self._pace.decode_seconds if answering else 0.0)
         self._pace.prefilled(read, max(own, seconds / 2))
 
-    def _admit(self) -> None:
-        while self._waiting and len(self._active) < self._options.max_batch:
-            self._start(self._waiting.pop(0))
+    def _here(self) -> Here:
+        """This node as the decision about a hand-off sees it."""
+        active = self._active.values()
+        before = [one.missing for one in active if not one.decoding]
+        if self._handoffs.left:
+            before.append(self._handoffs.left)
+        running = sum(one.decoding for one in active)
+        return self._pace.here(before, running, len(before) + len(self._waiting), shared=False)
+
+    def _admit(self, outputs: list[Output]) -> None:
+        while self._waiting and self._has_room:
+            sequence = self._waiting.pop(0)
+            told = self._handoffs.consider(sequence, self._here())
+            if told is None:
+                self._start(sequence)
+            else:
+                outputs += told
 
     def _start(self, sequence: Sequence) -> None:
         """Give a request to vLLM."""
         engine = self._engine
         # Entries under a name that nobody else knows are found by nobody.
-        salt = None if sequence.answer.request.use_prefix_cache else f"alone-{next(self._salts)}"
+        salt = None if sequence.keeps_prefix else f"alone-{next(self._salts)}"
+        if salt is not None and sequence.received is not None:
+            # Or vLLM would not look at what was received either.
+            sequence.params.skip_reading_prefix_cache = False
         prompt = tokens_input(sequence.tokens, cache_salt=salt)
         request = engine.input_processor.process_inputs(
             sequence.request_id, prompt, sequence.params, supported_tasks=engine.get_supported_tasks()
@@ -197,6 +255,7 @@ class VllmEngine(Engine):
             events.append(Failure.of(sequence.broken))
         if sequence.broken is not None or sequence.answer.finished:
             del self._active[sequence.request_id]
+            self._handoffs.forget(sequence)
             if result is None or not result.finished:
                 self._engine.abort_request([sequence.request_id])
         return events
@@ -211,9 +270,10 @@ class VllmEngine(Engine):
             sequence.position = cached
             events.append(sequence.answer.accept(cached, begun))
         total = len(sequence.tokens)
+        sequence.spared = cached
         # A sequence that was put aside begins anew; its reader is told of nothing twice.
         if position > sequence.position:
-            if position < total or sequence.position > sequence.cached:
+            if position > sequence.told and (position < total or sequence.position > sequence.cached):
                 events.append(PrefillProgress(min(position, total), total))
             sequence.position = position
 
@@ -224,6 +284,9 @@ class VllmEngine(Engine):
         if not sequence.decoding:
             sequence.decoding = True
             answer.prefilled()
+            if sequence.received is not None:
+                answer.received(sequence.received.outcomes, sequence.received.used or 0)
+                self._handoffs.forget(sequence)
             if request.echo or request.prompt_logprobs is not None:
                 scores = prompt_scores(sequence.tokens, result.prompt_logprobs, request.prompt_logprobs or 0)
                 events.append(score_prompt(self._text, request, sequence.tokens, scores))
@@ -247,12 +310,19 @@ class VllmEngine(Engine):
         """Assert that nothing is left of requests that have ended. For tests."""
         assert not self.has_work
         assert self._inside.is_empty
+        assert self._registry is not None
+        assert self._registry.empty
 
     def close(self) -> None:
         self._waiting.clear()
         if self._is_loaded:
             self._is_loaded = False
+            self._handoffs.close()
             with contextlib.suppress(KeyError):
                 self._engine.abort_request(list(self._active))
             self._active.clear()
             self._engine.engine_core.shutdown()
+            # vLLM has one connector a process: the next engine would get this one's.
+            ensure_kv_transfer_shutdown()
+        if self._registry is not None:
+            close_registry(self._registry)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from vllm import LLMEngine
+from vllm import LLMEngine, SamplingParams
+from vllm.v1.request import Request
 
 
 class Computed(NamedTuple):
@@ -25,7 +26,8 @@ class Inside:
     """
 
     def __init__(self, engine: LLMEngine) -> None:
-        self._scheduler: Any = engine.engine_core.engine_core.scheduler
+        self._core: Any = engine.engine_core.engine_core
+        self._scheduler: Any = self._core.scheduler
         config = self._scheduler.kv_cache_config
         self._blocks = int(config.num_blocks)
         self._bytes = sum(int(tensor.size) for tensor in config.kv_cache_tensors)
@@ -35,6 +37,17 @@ class Inside:
         request = self._scheduler.requests[vllm_id]
         stats = request.prefill_stats
         return Computed(int(request.num_computed_tokens), int(stats.num_cached_tokens) if stats is not None else 0)
+
+    def has(self, vllm_id: str) -> bool:
+        """Whether vLLM has a request that has not ended."""
+        return vllm_id in self._scheduler.requests
+
+    def prefix_length(self, tokens: list[int]) -> int:
+        """How many leading tokens of a prompt are in the prefix cache now, in whole blocks, and not all of it."""
+        params = SamplingParams(max_tokens=1)
+        request = Request("", tokens, params, None, block_hasher=self._core.request_block_hasher)
+        hit = int(self._scheduler.kv_cache_manager.get_computed_blocks(request)[1])
+        return hit - hit % int(self._scheduler.block_size)
 
     def limit(self, tokens: int) -> None:
         """The next steps compute at most so many tokens each."""

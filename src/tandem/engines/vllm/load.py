@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,9 @@ from typing import Any
 
 import psutil
 import torch
+from safetensors import SafetensorError
 from vllm import LLMEngine
+from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS
 from vllm.model_executor.models.registry import ModelRegistry
@@ -20,9 +23,11 @@ from vllm.platforms import current_platform
 from tandem.engines.base import EngineOptions, LoadProgress
 from tandem.engines.folder import context_length, generation_defaults
 from tandem.engines.vllm.memory import bytes_per_token, plan
-from tandem.engines.vllm.progress import LOAD_FORMAT, Meter, reporting
+from tandem.engines.vllm.peer_work import MOST_AT_ONCE
+from tandem.engines.vllm.progress import Meter, reporting
 from tandem.engines.vllm.repetition import Repetition
 from tandem.engines.vllm.support import dtype_for, refuse
+from tandem.engines.vllm.weights import LOAD_FORMAT
 from tandem.errors import CorruptModelError, ModelError, UnsupportedModelError
 
 CPU_PREFILL_CHUNK = 512
@@ -139,6 +144,8 @@ def engine_args(options: EngineOptions, *, kv_transfer: Any = None) -> EngineArg
         accelerator=accelerator,
         granted=options.cache_bytes,
     )
+    # Peers' prompts have places of their own: they must not wait for answers to end.
+    sequences = options.max_batch + (MOST_AT_ONCE if kv_transfer is not None else 0)
     return EngineArgs(
         model=options.path,
         served_model_name=options.model_id,
@@ -149,8 +156,8 @@ def engine_args(options: EngineOptions, *, kv_transfer: Any = None) -> EngineArg
         seed=secrets.randbits(31),
         # One more than the context: see `environment`. LongRoPE chooses its factors by this number.
         max_model_len=cache.context_length + (0 if _uses_long_rope(config) else 1),
-        max_num_seqs=options.max_batch,
-        max_num_batched_tokens=max(options.prefill_chunk or usual_chunk(), options.max_batch),
+        max_num_seqs=sequences,
+        max_num_batched_tokens=max(options.prefill_chunk or usual_chunk(), sequences),
         enable_chunked_prefill=True,
         enable_prefix_caching=False if options.prefix_cache_bytes == 0 else None,
         kv_cache_memory_bytes=cache.bytes,
@@ -172,7 +179,7 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None], *, kv_t
     Raises:
         UnsupportedModelError: vLLM cannot run this model here.
         CorruptModelError: files are missing or do not fit together.
-        ModelError: vLLM refuses for another reason, which the message gives.
+        ModelError: vLLM failed for another reason, which the message gives.
     """
     arguments = engine_args(options, kv_transfer=kv_transfer)
     config = read_config(options)
@@ -180,12 +187,9 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None], *, kv_t
     try:
         with reporting(Meter(layers, report)):
             engine = LLMEngine.from_engine_args(arguments)
-    except NotImplementedError as error:
-        raise UnsupportedModelError(f"vLLM cannot run {options.model_id} here: {error}") from error
-    except (KeyError, OSError) as error:
-        raise CorruptModelError(f"The weights in {options.path} cannot be read: {error}") from error
-    except (ValueError, RuntimeError, AssertionError) as error:
-        raise ModelError(f"vLLM cannot load {options.model_id}: {error}") from error
+    except Exception as error:
+        cleanup_dist_env_and_memory()
+        raise _refusal(error, options) from error
     return LoadedModel(
         engine=engine,
         config=config,
@@ -194,6 +198,18 @@ def load(options: EngineOptions, report: Callable[[LoadProgress], None], *, kv_t
         weight_bytes=weight_bytes(options.folder, config, engine.model_config.dtype.itemsize),
         defaults=generation_defaults(options.folder) | options.sampling_defaults,
     )
+
+
+def _refusal(error: Exception, options: EngineOptions) -> ModelError:
+    """vLLM's words in one of our errors."""
+    reason = str(error) or f"{type(error).__name__} in {traceback.extract_tb(error.__traceback__)[-1].name}"
+    if isinstance(error, NotImplementedError):
+        return UnsupportedModelError(f"vLLM cannot run {options.model_id} here: {reason}")
+    if isinstance(error, OSError | KeyError | SafetensorError) or "not initialized from checkpoint" in reason:
+        return CorruptModelError(
+            f"The weights in {options.path} cannot be read, or do not fit its config.json: {reason}"
+        )
+    return ModelError(f"vLLM cannot load {options.model_id}: {reason}")
 
 
 def _uses_long_rope(config: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ CPU_TYPICAL_TOKENS = 2048
 """On a CPU the cache has room for one sequence of the full context and for others of this length. When they get longer
 together, vLLM puts the youngest aside and computes it again later."""
 BLOCK_TOKENS = 128
-"""The largest usual block: what a sequence takes is rounded up to it."""
+"""The largest usual block: what a sequence takes is rounded up to it, and vLLM keeps one block for itself."""
 LEAST_CONTEXT = 256
 
 
@@ -63,10 +63,10 @@ def plan(
     most = granted or int(free * (SHARE if accelerator else CPU_SHARE)) - weights
     if wanted <= most:
         return CachePlan(granted or wanted, context_length)
-    fitting = most // per_token - padding
+    fitting = most // per_token - 2 * BLOCK_TOKENS
     if fitting < min(LEAST_CONTEXT, context_length):
         raise ModelError(
             f"There are {max(0, most) >> 20} MiB for caches beside the weights; one token takes {per_token} bytes, so "
-            "that no useful context fits. Stop other instances, or set TANDEM_MAX_BATCH to less."
+            "that no useful context fits. Stop other instances, or take a smaller model."
         )
     return CachePlan(most, min(context_length, fitting))

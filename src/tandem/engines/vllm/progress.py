@@ -1,21 +1,13 @@
-"""Loading in vLLM's own way, with reports of how far it is."""
+"""How far loading is, told layer by layer."""
 
 from __future__ import annotations
 
-import copy
 import re
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch
-from vllm.config.load import LoadConfig
-from vllm.model_executor.model_loader import register_model_loader
-from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
 from tandem.engines.base import LoadProgress
 
-LOAD_FORMAT = "tandem"
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 
@@ -55,7 +47,7 @@ _meter: Meter | None = None
 
 @contextmanager
 def reporting(meter: Meter) -> Iterator[None]:
-    """While this lasts, models loaded with `LOAD_FORMAT` are counted. One at a time."""
+    """While this lasts, `seen` counts. One at a time."""
     global _meter
     assert _meter is None, "one model is loaded at a time"
     _meter = meter
@@ -66,17 +58,17 @@ def reporting(meter: Meter) -> Iterator[None]:
         _meter = None
 
 
-class _Loader(DefaultModelLoader):
-    def __init__(self, load_config: LoadConfig) -> None:
-        plain = copy.copy(load_config)
-        plain.load_format = "auto"
-        super().__init__(plain)
-
-    def get_all_weights(self, model_config: Any, model: torch.nn.Module) -> Generator[tuple[str, torch.Tensor]]:
-        for name, tensor in super().get_all_weights(model_config, model):
-            if _meter is not None:
-                _meter.see(name)
-            yield name, tensor
+def seen(name: str) -> None:
+    """A loader read the tensor of this name."""
+    if _meter is not None:
+        _meter.see(name)
 
 
-register_model_loader(LOAD_FORMAT)(_Loader)
+def missing_siblings(wanted: Iterable[str], loaded: Collection[str]) -> list[str]:
+    """Parameters that did not come, though the same one of another layer did.
+
+    vLLM itself leaves out of its check whatever its kernels repack, which is nearly everything. A parameter without
+    siblings may have been made up by the model, so that its absence proves nothing.
+    """
+    came = {_LAYER.sub(".", name) for name in loaded if _LAYER.search(name)}
+    return [name for name in wanted if name not in loaded and _LAYER.sub(".", name) in came]

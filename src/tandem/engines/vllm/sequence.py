@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.engines.answer import Answer
 from tandem.engines.handoff.sequence import RemoteSequence
+from tandem.engines.vllm.received import Received
 from tandem.errors import TandemError
 from tandem.models.constraint import Constraint
 
@@ -23,9 +24,13 @@ class Sequence(RemoteSequence):
         vllm_id: the name that vLLM gives it; empty before it has it.
         accepted: work on the prompt has begun.
         cached: prompt tokens that were in the cache before.
+        spared: prompt tokens that vLLM need not compute: those, and received ones.
         position: prompt tokens in the cache.
         decoding: the prompt is in the cache and its answer has begun.
         broken: why its answer cannot go on.
+        may_hand_off: another node may be asked to process its prompt.
+        told: prompt tokens that its reader knows to be computed.
+        received: what other nodes computed of its prompt, until its answer begins.
     """
 
     def __init__(
@@ -36,10 +41,13 @@ class Sequence(RemoteSequence):
         self.constraint = constraint
         self.vllm_id = ""
         self.accepted = False
-        self.cached = 0
+        self.cached = self.spared = 0
         self.position = 0
         self.decoding = False
         self.broken: TandemError | None = None
+        self.may_hand_off = True
+        self.told = 0
+        self.received: Received | None = None
 
     @property
     def missing(self) -> int:

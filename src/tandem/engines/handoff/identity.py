@@ -1,4 +1,7 @@
-"""What a loaded model's cache entries depend on, for the handshake with another node."""
+"""What a loaded model's cache entries depend on, for the handshake with another node.
+
+Read off the model's folder and the layout alone, so that every engine that loads the folder says the same.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from pathlib import Path
 
 import xxhash
 
-from tandem.engines.mlx.load import LoadedModel
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.models.fingerprint import layout_fields, tokenizer_hash
@@ -17,8 +19,11 @@ SAMPLE_BYTES = 1 << 16
 SAMPLE_EVERY = 1 << 24
 
 
-def fingerprint_of(loaded: LoadedModel, layout: Layout, folder: Path) -> Fingerprint:
-    """The identity of the model in `folder`, as loaded.
+def fingerprint_of(layout: Layout, folder: Path) -> Fingerprint:
+    """The identity of the model in `folder`.
+
+    Args:
+        layout: of its cache, as loaded.
 
     Raises:
         CorruptModelError: tokenizer or config cannot be read.
@@ -27,10 +32,10 @@ def fingerprint_of(loaded: LoadedModel, layout: Layout, folder: Path) -> Fingerp
     rope = {key: value for key, value in fields.items() if "rope" in key or "rotary" in key}
     # Of the files: a CPU widens the weights as it loads them, and they are what their files hold all the same.
     stored = read_json(folder / "config.json")
-    quantisation = stored.get("quantization") or loaded.config.get("quantization") or stored.get("quantization_config")
+    quantisation = stored.get("quantization") or stored.get("quantization_config")
     return Fingerprint.of(
         layout,
-        architecture=loaded.architecture,
+        architecture=str(stored.get("model_type", "unknown")),
         tokenizer=tokenizer_hash(folder),
         rope=json.dumps(rope, sort_keys=True),
         quantisation=_describe(quantisation),
@@ -41,8 +46,11 @@ def fingerprint_of(loaded: LoadedModel, layout: Layout, folder: Path) -> Fingerp
 def _describe(quantisation: object) -> str:
     if not isinstance(quantisation, dict):
         return "none"
-    bits, group, mode = (quantisation.get(key) for key in ("bits", "group_size", "mode"))
-    return f"{bits}-bit, groups of {group}" + (f", {mode}" if mode and mode != "affine" else "")
+    bits, group, mode, method = (quantisation.get(key) for key in ("bits", "group_size", "mode", "quant_method"))
+    kind = mode if mode and mode != "affine" else method
+    if bits is None:
+        return str(kind or "quantised")[:200]
+    return f"{bits}-bit, groups of {group}" + (f", {kind}"[:200] if kind else "")
 
 
 def weights_digest(folder: Path) -> str:
