@@ -10,7 +10,7 @@ from tandem.engines.base import LoadProgress
 from tandem.engines.vllm import environment
 from tandem.engines.vllm.memory import BLOCK_TOKENS, bytes_per_token, plan
 from tandem.engines.vllm.progress import Meter, missing_siblings, reporting, seen
-from tandem.engines.vllm.support import dtype_for, refuse
+from tandem.engines.vllm.support import dtype_for, keeps_prefixes, refuse
 from tandem.errors import ModelError, UnsupportedModelError
 
 GIB = 1 << 30
@@ -124,3 +124,22 @@ def test_what_is_missing_in_one_layer_only() -> None:
     wanted = ["model.norm.scale", *(f"model.layers.{layer}.{name}" for layer in (0, 1) for name in ("a", "made_up"))]
     assert missing_siblings(wanted, {"model.layers.0.a", "model.layers.1.a"}) == []
     assert missing_siblings(wanted, {"model.layers.0.a"}) == ["model.layers.1.a"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "granitemoehybrid", "mamba_d_state": 128},
+        {"model_type": "mamba2", "state_size": 128},
+        {"model_type": "qwen3_next", "linear_num_key_heads": 16},
+    ],
+    ids=lambda changes: changes["model_type"],
+)
+def test_recurrent_models_keep_no_prefixes_on_a_cpu(changes: dict[str, Any]) -> None:
+    assert keeps_prefixes(LLAMA | changes, accelerator=False) is False
+    assert keeps_prefixes({"text_config": LLAMA | changes}, accelerator=False) is False
+    assert keeps_prefixes(LLAMA | changes, accelerator=True) is None
+
+
+def test_other_models_keep_prefixes_as_vllm_likes() -> None:
+    assert keeps_prefixes(LLAMA, accelerator=False) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,6 +13,7 @@ from tandem.cli.flags import JsonFlag, complete_model, load_settings
 if TYPE_CHECKING:
     from tandem.cli.progress import View
     from tandem.config import Settings
+    from tandem.engines.base import EngineName
     from tandem.engines.mlx.workbench import Workbench
     from tandem.models.store import LocalModel
     from tandem.verify.report import Report
@@ -30,6 +31,10 @@ def verify(
             help="Verify against the KV port of a running node. [default: a runner of the command's own]",
         ),
     ] = None,
+    engine: Annotated[
+        Literal["mlx", "vllm"],
+        typer.Option(help="Engine of the prefill side. Another than mlx rounds otherwise: no bit need be equal."),
+    ] = "mlx",
     quick: Annotated[bool, typer.Option("--quick", help="A small set of cases.")] = False,
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt of your own; may be repeated.")] = None,
     prompt_file: Annotated[
@@ -68,9 +73,9 @@ def verify(
 
     texts = [*(prompt or []), *(path.read_text(encoding="utf-8") for path in prompt_file or [])]
     chosen = seed if seed is not None else secrets.randbelow(1 << 31) if peer else 0
-    wish = Wish(tuple(texts), tuple(length or []), quick, tokens, tolerance, chosen)
+    wish = Wish(tuple(texts), tuple(length or []), quick, tokens, tolerance, chosen, engine == "mlx")
     settings = load_settings(prefill_chunk=chunk or None)
-    report = _verify(settings, model, peer, wish)
+    report = _verify(settings, model, peer, engine, wish)
     if as_json:
         print_json(report.to_json())
     else:
@@ -81,7 +86,7 @@ def verify(
         raise typer.Exit(1)
 
 
-def _verify(settings: Settings, reference: str, peer: str | None, wish: Wish) -> Report:
+def _verify(settings: Settings, reference: str, peer: str | None, engine: EngineName, wish: Wish) -> Report:
     from tandem.cli.loading import show_loading
     from tandem.cli.progress import Step, progress_view
     from tandem.cluster.bus.secret import cluster_secret
@@ -101,6 +106,7 @@ def _verify(settings: Settings, reference: str, peer: str | None, wish: Wish) ->
                     local,
                     settings.prefill_chunk,
                     lambda node, instance: show_loading(node, [instance], view),
+                    engine=engine,
                 )
             )
         bench = load_workbench(settings, local, view)
@@ -109,7 +115,13 @@ def _verify(settings: Settings, reference: str, peer: str | None, wish: Wish) ->
         return verify(
             bench,
             local.model_id,
-            Peer(peer or "a runner of its own", address, secret, node_id(settings.home), settings.cluster_open),
+            Peer(
+                peer or f"a runner of its own ({engine})",
+                address,
+                secret,
+                node_id(settings.home),
+                settings.cluster_open,
+            ),
             wish,
             lambda done, total, name: view.show(Step(local.model_id, "compare", done, total, "cases", name)),
         )

@@ -31,6 +31,7 @@ class Wish:
         answer_tokens: greedy tokens to compare.
         tolerance: see `Verifier`.
         seed: of the generated prompts.
+        same_engine: see `Verifier`.
     """
 
     prompts: tuple[str, ...] = ()
@@ -39,6 +40,7 @@ class Wish:
     answer_tokens: int = 16
     tolerance: float = 0.0
     seed: int = 0
+    same_engine: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,13 @@ def verify(bench: Workbench, model: str, peer: Peer, wish: Wish, report: Callabl
     )
     try:
         handoff.connect()
-        verifier = Verifier(bench, handoff, answer_tokens=wish.answer_tokens, tolerance=wish.tolerance)
+        verifier = Verifier(
+            bench,
+            handoff,
+            answer_tokens=wish.answer_tokens,
+            tolerance=wish.tolerance,
+            same_engine=wish.same_engine,
+        )
         results = []
         for number, case in enumerate(cases):
             report(number, len(cases), case.name)

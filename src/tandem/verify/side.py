@@ -11,6 +11,7 @@ from tandem.cluster.identity import node_id
 from tandem.cluster.instances import LocalInstances
 from tandem.cluster.loop_thread import LoopThread
 from tandem.config import Settings
+from tandem.engines.base import EngineName
 from tandem.errors import ConfigError, UnsupportedError
 from tandem.models.store import LocalModel
 
@@ -20,7 +21,9 @@ Wait: TypeAlias = Callable[[LocalInstances, str], Coroutine[Any, Any, None]]
 
 
 @contextmanager
-def prefill_runner(settings: Settings, model: LocalModel, chunk: int, wait: Wait) -> Iterator[Callable[[], Address]]:
+def prefill_runner(
+    settings: Settings, model: LocalModel, chunk: int, wait: Wait, *, engine: EngineName = "mlx"
+) -> Iterator[Callable[[], Address]]:
     """Start a runner with a KV port on loopback; the process ends with the block.
 
     Yields:
@@ -35,7 +38,7 @@ def prefill_runner(settings: Settings, model: LocalModel, chunk: int, wait: Wait
     node = LocalInstances(settings.model_copy(update=changes), node_id(settings.home), cluster_secret(settings))
     with LoopThread() as loop:
         try:
-            instance = loop.call(_launch(node, model))
+            instance = loop.call(_launch(node, model, engine))
 
             def address() -> Address:
                 loop.call(wait(node, instance))
@@ -49,8 +52,8 @@ def prefill_runner(settings: Settings, model: LocalModel, chunk: int, wait: Wait
             loop.call(node.stop())
 
 
-async def _launch(node: LocalInstances, model: LocalModel) -> str:
-    return node.launch(model)
+async def _launch(node: LocalInstances, model: LocalModel, engine: EngineName) -> str:
+    return node.launch(model, engine=engine)
 
 
 def parse_peer(text: str) -> Address:

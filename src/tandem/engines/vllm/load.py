@@ -26,7 +26,7 @@ from tandem.engines.vllm.memory import bytes_per_token, plan
 from tandem.engines.vllm.peer_work import MOST_AT_ONCE
 from tandem.engines.vllm.progress import Meter, reporting
 from tandem.engines.vllm.repetition import Repetition
-from tandem.engines.vllm.support import dtype_for, refuse
+from tandem.engines.vllm.support import dtype_for, keeps_prefixes, refuse
 from tandem.engines.vllm.weights import LOAD_FORMAT
 from tandem.errors import CorruptModelError, ModelError, UnsupportedModelError
 
@@ -159,7 +159,9 @@ def engine_args(options: EngineOptions, *, kv_transfer: Any = None) -> EngineArg
         max_num_seqs=sequences,
         max_num_batched_tokens=max(options.prefill_chunk or usual_chunk(), sequences),
         enable_chunked_prefill=True,
-        enable_prefix_caching=False if options.prefix_cache_bytes == 0 else None,
+        enable_prefix_caching=(
+            False if options.prefix_cache_bytes == 0 else keeps_prefixes(config, accelerator=accelerator)
+        ),
         kv_cache_memory_bytes=cache.bytes,
         kv_cache_dtype="fp8" if options.kv_bits == 8 else "auto",
         enforce_eager=not accelerator,

@@ -23,6 +23,25 @@ CPU_HEAD_DIMS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head dimensions that vLLM 0.32's CPU attention has kernels for."""
 
 
+RECURRENT_KEYS = ("mamba_", "ssm_", "state_size", "linear_num_", "linear_conv_", "lru_")
+"""What the settings of recurrent layers begin with in a `config.json`."""
+
+
+def has_recurrent_layers(config: dict[str, Any]) -> bool:
+    """Whether some layers keep a state instead of every token's entries."""
+    text = config.get("text_config") or config
+    return any(key.startswith(RECURRENT_KEYS) for key, value in text.items() if value)
+
+
+def keeps_prefixes(config: dict[str, Any], *, accelerator: bool) -> bool | None:
+    """Whether vLLM's prefix cache is on; None leaves it to vLLM.
+
+    The CPU kernel of Mamba2 cannot hand out a state from the middle of a step, for which the prefix cache of recurrent
+    layers asks: vLLM 0.32 ends in an IndexError there, and every request with it.
+    """
+    return False if has_recurrent_layers(config) and not accelerator else None
+
+
 def refuse(
     config: dict[str, Any],
     model_id: str,
