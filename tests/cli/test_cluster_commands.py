@@ -119,8 +119,13 @@ def test_a_link_is_made_seen_and_removed(pair: Pair) -> None:
     twice = pair.ask("links", "add", "--prefill", reader, "--decode", reader)
     assert twice.returncode == 1
     assert "both sides" in twice.stderr
+    assert made["allow_quantisation"] is False
     pair.json("links", "rm", made["link_id"][:6])
     assert pair.json("links", "list") == []
+    mixed = pair.json("links", "add", "--prefill", reader, "--decode", writer, "--allow-quantisation")
+    assert mixed["allow_quantisation"] is True
+    assert "any quantisation" in pair.ask("links", "list").stdout
+    pair.json("links", "rm", mixed["link_id"])
     gone = pair.ask("links", "rm", made["link_id"])
     assert gone.returncode == 1
     assert "tandem links" in gone.stderr

@@ -46,10 +46,14 @@ class ClusterClient:
         """Have the cluster run an instance as a preview planned it."""
         self.server.call("POST", "/instance", {"instance": instance})
 
-    def link(self, prefill: Iterable[str], decode: Iterable[str]) -> LinkView:
-        """Let instances prefill for others."""
+    def link(self, prefill: Iterable[str], decode: Iterable[str], *, allow_quantisation: bool = False) -> LinkView:
+        """Let instances prefill for others, if wished also those whose weights are quantised otherwise."""
         wanted = frozenset(prefill), frozenset(decode)
-        body = {"prefill_instances": sorted(wanted[0]), "decode_instances": sorted(wanted[1])}
+        body = {
+            "prefill_instances": sorted(wanted[0]),
+            "decode_instances": sorted(wanted[1]),
+            "allow_quantisation": allow_quantisation,
+        }
         self.server.call("POST", LINKS, body)
         for link in links_of(self.server.call("GET", LINKS)):
             if (frozenset(link.prefill), frozenset(link.decode)) == wanted:

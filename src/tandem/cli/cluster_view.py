@@ -52,6 +52,7 @@ class LinkView:
     prefill: tuple[str, ...]
     decode: tuple[str, ...]
     automatic: bool = False
+    allow_quantisation: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -135,6 +136,7 @@ def links_of(links: Iterable[Mapping[str, Any]]) -> tuple[LinkView, ...]:
             tuple(link["prefillInstances"]),
             tuple(link["decodeInstances"]),
             bool(link.get("automatic", False)),
+            bool(link.get("allow_quantisation", False)),
         )
         for link in links
     )

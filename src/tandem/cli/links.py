@@ -44,6 +44,13 @@ def add(
     decode: Annotated[
         list[str], typer.Option("--decode", metavar="ID", help="An instance that answers with their help. Repeat.")
     ],
+    allow_quantisation: Annotated[
+        bool,
+        typer.Option(
+            "--allow-quantisation",
+            help="Also where the two sides' weights are quantised differently; answers are then those of neither.",
+        ),
+    ] = False,
     host: HostFlag = None,
     port: PortFlag = None,
     api_key: ApiKeyFlag = None,
@@ -59,7 +66,7 @@ def add(
     client = cluster_client(load_settings(host=host, port=port, api_key=api_key))
     view = client.view()
     sides = [[view.instance(wanted).instance_id for wanted in side] for side in (prefill, decode)]
-    link = client.link(*sides)
+    link = client.link(*sides, allow_quantisation=allow_quantisation)
     if as_json:
         print_json(link.to_dict())
     else:

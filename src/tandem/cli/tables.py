@@ -55,7 +55,7 @@ def links_table(view: ClusterView) -> Table:
             _plain(link.link_id if link.automatic else link.link_id[:8]),
             _plain(", ".join(_where(view, one) for one in link.prefill)),
             _plain(", ".join(_where(view, one) for one in link.decode)),
-            "the cluster" if link.automatic else "you",
+            "the cluster" if link.automatic else "you, any quantisation" if link.allow_quantisation else "you",
         )
     return table
 
