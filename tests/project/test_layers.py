@@ -31,7 +31,7 @@ NEVER = {("api", "engines"), ("config", "types"), ("config", "errors")}
 HEAVY = {"mlx", "mlx_lm", "transformers", "gguf", "torch", "vllm"}
 MAY_IMPORT_HEAVY = {
     "engines/mlx": {"mlx", "mlx_lm", "transformers"},
-    "engines/vllm": {"vllm", "torch", "transformers"},
+    "engines/vllm": {"torch", "vllm"},
     "models/gguf": {"gguf"},
 }
 """Folders whose modules may import heavy libraries at their top, because only those who need them import the module."""

@@ -45,6 +45,14 @@ class Pace:
             self.decode_tps += 0.1 * (tokens / seconds - self.decode_tps)
             self.decode_seconds += 0.1 * (seconds - self.decode_seconds)
 
+    def stepped(self, read: int, answering: int, seconds: float) -> None:
+        """A step read so many tokens of prompts and wrote one of each of `answering` answers, at the same time."""
+        if read == 0:
+            self.decoded(answering, seconds)
+            return
+        own = seconds - (self.decode_seconds if answering else 0.0)
+        self.prefilled(read, max(own, seconds / 2))
+
     def chunk_limit(self, running: int, waiting: int) -> int:
         """Tokens that the next prefill step may read beside `running` answers, while `waiting` prompts wait."""
         if not running:

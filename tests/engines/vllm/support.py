@@ -6,6 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not importable here: run these tests with the interpreter that has it")
+
 import mlx.core as mx
 import numpy as np
 from vllm import SamplingParams
@@ -82,8 +86,9 @@ class Vllm:
         tokens: int = 1,
         starts: Sequence[int] = (),
     ) -> list[list[int]]:
-        """Greedy answers of some prompts, all at once."""
+        """Greedy answers of some prompts, all at once. `scores` has their tokens' log-probabilities afterwards."""
         answers: dict[str, list[int]] = {}
+        self.scores: dict[str, list[float]] = {}
         for number, prompt in enumerate(prompts):
             name = f"request-{self._number}"
             self._number += 1
@@ -97,13 +102,18 @@ class Vllm:
                 max_tokens=tokens,
                 ignore_eos=True,
                 detokenize=False,
+                logprobs=0,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
             self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
         while self.engine.has_unfinished_requests():
             for output in self.engine.step():
                 if output.finished:
-                    answers[output.request_id] = list(output.outputs[0].token_ids)
+                    answer = output.outputs[0]
+                    answers[output.request_id] = list(answer.token_ids)
+                    self.scores[output.request_id] = [
+                        row[token].logprob for token, row in zip(answer.token_ids, answer.logprobs, strict=True)
+                    ]
         for name in answers:
             self.registry.drop(name)
         return list(answers.values())

@@ -203,3 +203,21 @@ def test_preemption(start_vllm: Callable[..., Vllm], folder: Path, reference: Re
     assert small.preemptions > 0
     small.forget()
     assert answers == [small.run([prompt], tokens=80)[0] for prompt in prompts]
+
+
+def test_bfloat16_comes_as_it_is_in_the_cache(start_vllm: Callable[..., Vllm], folder: Path) -> None:
+    """In 16 bits the kernels of some CPUs keep tiles. What is loaded is only right if attention finds it there."""
+    half = start_vllm(folder, dtype="bfloat16")
+    assert half.registry.layers()[0].dtype == "bfloat16"
+    prompt, kept, again = prompt_of(200), Kept(), Kept()
+    expected = half.run([prompt], taps=[kept])
+    score = [one for (one,) in half.scores.values()]
+    half.forget()
+    source = source_of_tap(kept, 200)
+    assert half.run([prompt], sources=[source], taps=[again]) == expected
+    assert source.used == [(0, 199)]
+    # The last token was computed alone this time, so that its last bits may differ.
+    assert [one for (one,) in half.scores.values()] == pytest.approx(score, abs=0.1)
+    for layer in range(3):
+        for part in range(2):
+            assert np.array_equal(again.whole(layer, part, 0, 199), kept.whole(layer, part, 0, 199))

@@ -292,3 +292,14 @@ def test_what_vllm_cannot_do_is_refused(name: str, sampling: Sampling, engine: A
     with pytest.raises(UnsupportedError, match=name) as raised:
         engine.prepare("x", GenerationRequest(TokenPrompt((5,)), max_tokens=1, sampling=sampling))
     assert raised.value.param == name
+
+
+def test_what_vllm_refuses_late_fails_alone(engine: Any) -> None:
+    """A check of vLLM's own, behind ours."""
+    prepared = engine.prepare("late", greedy(words(90, 10), 4))
+    prepared.params.logit_bias = {1 << 20: 1.0}
+    engine.submit(prepared)
+    beside = submit(engine, greedy(words(91, 10), 4))
+    answers = drain(engine)
+    assert "vLLM refuses" in answers["late"].failure.message
+    assert len(answers[beside].tokens) == 4

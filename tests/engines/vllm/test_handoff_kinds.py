@@ -40,8 +40,8 @@ def _remote_whenever_possible(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=KINDS)
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
-    changes = tiny.FOR_VLLM[request.param] | CHANGES.get(request.param, {})
-    folder = tiny.build(request.param, tmp_path_factory.mktemp("both") / request.param, **changes)
+    changes = CHANGES.get(request.param, {})
+    folder = tiny.build_for_vllm(request.param, tmp_path_factory.mktemp("both") / request.param, **changes)
     made = Both(
         make_engine(folder, engine="vllm", cache_bytes=64 << 20, **OPTIONS),
         *(make_engine(folder, prefix_cache_bytes=64 << 20, **OPTIONS) for _ in range(2)),

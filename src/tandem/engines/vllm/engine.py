@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import time
 from collections.abc import Callable
 from typing import Any
 
 from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 
@@ -31,7 +31,7 @@ from tandem.engines.vllm.peer_prompts import PeerPrompts
 from tandem.engines.vllm.request import prepare
 from tandem.engines.vllm.scores import prompt_scores, score
 from tandem.engines.vllm.sequence import Sequence
-from tandem.errors import EngineError, UnsupportedError
+from tandem.errors import EngineError, InvalidRequestError
 from tandem.models.text import TextModel
 from tandem.placement.handoff import Here
 from tandem.types import (
@@ -44,8 +44,6 @@ from tandem.types import (
     Sampling,
     TokenPrompt,
 )
-
-logger = logging.getLogger("tandem.vllm")
 
 
 class VllmEngine(Engine):
@@ -139,11 +137,7 @@ class VllmEngine(Engine):
         return len(self._active) + len(self._handoffs.receiving) < self._options.max_batch
 
     def kv_plane(self) -> KvPlane | None:
-        try:
-            return self._handoffs.plane
-        except UnsupportedError as error:
-            logger.warning("no prompts for other nodes: %s", error.message)
-            return None
+        return self._handoffs.offered
 
     def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
         self._handoffs.name_peers(peers)
@@ -171,7 +165,7 @@ class VllmEngine(Engine):
         self._steps += 1
         outputs = self._handoffs.news()
         for sequence in self._handoffs.collect(self._here()):
-            self._start(sequence)
+            self._start(sequence, outputs)
         self._admit(outputs)
         self._handoffs.serve(self._loaded.chunk, idle=not self._engine.has_unfinished_requests())
         if self._engine.has_unfinished_requests():
@@ -194,35 +188,23 @@ class VllmEngine(Engine):
                 read += max(0, sequence.position - max(before, sequence.spared))
             if events:
                 outputs.append(Output(sequence.request_id, events))
-        self._observe(read, len(answering), seconds)
-
-    def _observe(self, read: int, answering: int, seconds: float) -> None:
-        if read == 0:
-            self._pace.decoded(answering, seconds)
-            return
-        own = seconds - (self._pace.decode_seconds if answering else 0.0)
-        self._pace.prefilled(read, max(own, seconds / 2))
+        self._pace.stepped(read, len(answering), seconds)
 
     def _here(self) -> Here:
         """This node as the decision about a hand-off sees it."""
-        active = self._active.values()
-        before = [one.missing for one in active if not one.decoding]
-        if self._handoffs.left:
-            before.append(self._handoffs.left)
-        running = sum(one.decoding for one in active)
-        return self._pace.here(before, running, len(before) + len(self._waiting), shared=False)
+        return self._handoffs.here(self._active.values(), len(self._waiting))
 
     def _admit(self, outputs: list[Output]) -> None:
         while self._waiting and self._has_room:
             sequence = self._waiting.pop(0)
             told = self._handoffs.consider(sequence, self._here())
             if told is None:
-                self._start(sequence)
+                self._start(sequence, outputs)
             else:
                 outputs += told
 
-    def _start(self, sequence: Sequence) -> None:
-        """Give a request to vLLM."""
+    def _start(self, sequence: Sequence, outputs: list[Output]) -> None:
+        """Give a request to vLLM; what it refuses fails alone."""
         engine = self._engine
         # Entries under a name that nobody else knows are found by nobody.
         salt = None if sequence.keeps_prefix else f"alone-{next(self._salts)}"
@@ -230,9 +212,16 @@ class VllmEngine(Engine):
             # Or vLLM would not look at what was received either.
             sequence.params.skip_reading_prefix_cache = False
         prompt = tokens_input(sequence.tokens, cache_salt=salt)
-        request = engine.input_processor.process_inputs(
-            sequence.request_id, prompt, sequence.params, supported_tasks=engine.get_supported_tasks()
-        )
+        try:
+            request = engine.input_processor.process_inputs(
+                sequence.request_id, prompt, sequence.params, supported_tasks=engine.get_supported_tasks()
+            )
+        except (ValueError, VLLMValidationError) as error:
+            self._handoffs.forget(sequence)
+            outputs.append(
+                Output(sequence.request_id, [Failure.of(InvalidRequestError(f"vLLM refuses this: {error}"))])
+            )
+            return
         if sequence.constraint is not None:
             # After vLLM's own checks, which want a tokenizer to compile a grammar with; ours is compiled.
             assert request.sampling_params is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 
 from tandem.engines.base import EngineOptions, KvPlane, Output, PrefillPort
@@ -16,6 +16,7 @@ from tandem.engines.vllm.layout import layout_of
 from tandem.engines.vllm.peer_work import Prompts, VllmPeerWork
 from tandem.engines.vllm.received import Received
 from tandem.engines.vllm.sequence import Sequence
+from tandem.errors import UnsupportedError
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.placement.handoff import Here
@@ -50,6 +51,7 @@ class VllmHandoffs(Handoffs[Sequence]):
         self._work = VllmPeerWork(desk, registry, prompts)
         super().__init__(options, desk, self._work, chunk=pace.chunk, checkpoint=CHECKPOINT_TOKENS, wake=wake)
         self._registry = registry
+        self._pace = pace
         self._prefix_length = prefix_length
         self._may_mix = False
         self.name_peers(options.prefill_peers)
@@ -75,11 +77,33 @@ class VllmHandoffs(Handoffs[Sequence]):
         checkpoints = all(layer.kind == "tokens" for layer in self.layout.layers)
         return KvPlane(self.layout, self.fingerprint, self.desk, checkpoints=checkpoints)
 
+    @property
+    def offered(self) -> KvPlane | None:
+        """`plane`, if this model's cache can be handed off."""
+        try:
+            return self.plane
+        except UnsupportedError as error:
+            logger.warning("no prompts for other nodes: %s", error.message)
+            return None
+
     def name_peers(self, peers: tuple[PrefillPort, ...]) -> None:
         super().name_peers(peers)
         self._may_mix = any(peer.allow_quantisation for peer in peers)
 
     # ---------------------------------------------------------------------------------------------- asked of others
+
+    def here(self, active: Collection[Sequence], waiting: int) -> Here:
+        """This node as the decision about a hand-off sees it.
+
+        Args:
+            active: requests that vLLM has.
+            waiting: requests that it has not yet.
+        """
+        before = [one.missing for one in active if not one.decoding]
+        if self._work.left:
+            before.append(self._work.left)
+        running = sum(one.decoding for one in active)
+        return self._pace.here(before, running, len(before) + waiting, shared=False)
 
     def consider(self, sequence: Sequence, here: Here) -> list[Output] | None:
         """Begin a remote prefill if that is predicted to be sooner.
@@ -143,11 +167,6 @@ class VllmHandoffs(Handoffs[Sequence]):
     def reading(self) -> int:
         """Peers' prompts that vLLM computes."""
         return self._work.reading
-
-    @property
-    def left(self) -> int:
-        """Tokens of them that are still to be computed."""
-        return self._work.left
 
     def stepped(self, finished: set[str]) -> int:
         """See `VllmPeerWork.stepped`."""
