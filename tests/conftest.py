@@ -29,7 +29,12 @@ LATER = ("real_model", "clients", "slow", "vllm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort by marker. Stable, so that tests of one file stay in their order. Those that need vLLM skip without it."""
+    """Sort by marker, stably. What needs vLLM skips without it, and what adds minutes unless it is asked for."""
+    if "TANDEM_TEST_LONG" not in os.environ:
+        skip = pytest.mark.skip(reason="minutes of it: set TANDEM_TEST_LONG=1 to run it")
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(skip)
     if importlib.util.find_spec("vllm") is None:
         skip = pytest.mark.skip(reason="vLLM is not installed: tandem engines install vllm")
         for item in items:

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -188,13 +187,11 @@ def test_wrong_plans(tmp_path: Path, arguments: list[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.real_model
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("reader", ["mlx", "vllm"])
+@pytest.mark.parametrize("reader", ["mlx", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.long])])
 def test_the_real_model(tmp_path: Path, reader: str) -> None:
     """Which arrangement is sooner is this machine's business; that all texts are equal is ours."""
     if packaged_gguf() is None:
         pytest.skip("the packaged model is not installed")
-    if reader == "vllm" and find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed here")
     # Before the first round the peer is untried, so it is asked for sure.
     arguments = [f"--prefill={reader}", "--prompt-tokens=300", "--output-tokens=8", "--rounds=1", "--warm-up=0"]
     done = run(tmp_path, *arguments, "--json", timeout=580)

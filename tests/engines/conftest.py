@@ -4,7 +4,6 @@ from tandem.engines.mlx import blas
 
 blas.load()  # before anything imports mlx
 
-import importlib.util  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
 from functools import cache  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -23,13 +22,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
     return cache(lambda kind: tiny.build(kind, root / kind))
 
 
-VLLM = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("vllm") is None,
-        reason="vLLM is not importable here: run these tests with the interpreter that has it",
-    ),
-    pytest.mark.slow,
-]
+VLLM = [pytest.mark.vllm, pytest.mark.slow]
 """Marks of tests that need vLLM itself."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+KINDS = ["llama", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("gemma3", "mamba2"))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_caches_of_every_kind(tandem: Command, tmp_path: Path, kind: str) -> None:
     folder = tiny.build_for_vllm(kind, tmp_path / kind, **CHANGES[kind])
     done = tandem("verify", str(folder), "--engine=vllm", "--quick", "--tokens=8", "--json")
@@ -37,7 +39,7 @@ def test_caches_of_every_kind(tandem: Command, tmp_path: Path, kind: str) -> Non
 
 
 @pytest.mark.real_model
-@pytest.mark.skipif("TANDEM_TEST_LONG" not in os.environ, reason="minutes: set TANDEM_TEST_LONG=1 to run it")
+@pytest.mark.long
 def test_the_packaged_model(tandem: Command) -> None:
     done = tandem("verify", "demo", "--engine=vllm", "--quick", "--tokens=8", "--json")
     report = json.loads(done.out)

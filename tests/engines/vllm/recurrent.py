@@ -52,7 +52,7 @@ GRANITE: dict[str, Any] = {
 
 def mamba2(folder: Path) -> Path:
     """Recurrent layers only. vLLM norms by group where mlx-lm norms all at once: so there is one group."""
-    return _as_published(tiny.build("mamba2", folder, intermediate_size=96, n_groups=1, **tiny.FOR_VLLM["mamba2"]))
+    return _as_published(tiny.build("mamba2", folder, **tiny.FOR_VLLM["mamba2"]))
 
 
 def granite(folder: Path) -> Path:

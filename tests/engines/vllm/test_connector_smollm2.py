@@ -12,7 +12,7 @@ from tests.engines.drive import Reference
 
 from .support import Kept, Vllm, check, mlx_cache, prompt_of, source_of_mlx, source_of_tap
 
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.real_model, pytest.mark.timeout(900)]
 
 VOCABULARY = 40000
 

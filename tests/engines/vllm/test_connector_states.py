@@ -13,6 +13,8 @@ from tests.engines.drive import Reference
 from . import recurrent
 from .support import Kept, Vllm, check, mlx_cache, mlx_states, prompt_of, source_of_mlx, source_of_tap
 
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
 STARTS: dict[str, dict[str, Any]] = {
     "kept-in-place": {"enable_prefix_caching": False},
     # vLLM 0.32 on a CPU cannot keep a state from the middle of a step: no step is longer than a block.
@@ -20,7 +22,7 @@ STARTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["mamba2", "granite"])
+@pytest.fixture(scope="module", params=[pytest.param("mamba2", marks=pytest.mark.long), "granite"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -30,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, kind: str) -> Path:
     return getattr(recurrent, kind)(tmp_path_factory.mktemp(kind))
 
 
-@pytest.fixture(scope="module", params=STARTS)
+@pytest.fixture(scope="module", params=["kept-in-place", pytest.param("kept-by-block", marks=pytest.mark.long)])
 def vllm(start_vllm: Callable[..., Vllm], folder: Path, request: pytest.FixtureRequest) -> Vllm:
     return start_vllm(folder, **STARTS[request.param])
 

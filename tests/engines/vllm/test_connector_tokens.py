@@ -13,6 +13,8 @@ from tests.engines.drive import Reference
 
 from .support import Computed, Kept, Vllm, check, mlx_cache, prompt_of, source_of_mlx, source_of_tap
 
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
 BLOCK = 32
 
 

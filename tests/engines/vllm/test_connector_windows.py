@@ -13,11 +13,16 @@ from tests.engines.drive import Reference
 
 from .support import Computed, Kept, Vllm, check, mlx_cache, prompt_of, source_of_mlx, source_of_tap
 
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
 CHANGES = {"hidden_size": 64, **tiny.FOR_VLLM["gemma3"]}
 """mlx-lm rounds the factor of the embeddings, the root of this size, to bfloat16: 8 stays 8."""
 
 
-@pytest.fixture(scope="module", params=[24, 80], ids=["in-a-block", "over-blocks"])
+WINDOWS = [pytest.param(24, marks=pytest.mark.long, id="in-a-block"), pytest.param(80, id="over-blocks")]
+
+
+@pytest.fixture(scope="module", params=WINDOWS)
 def window(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 

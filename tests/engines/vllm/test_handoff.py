@@ -5,6 +5,7 @@ What is compared is always the decode engine's own answer, greedy, in float32.
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -27,10 +28,10 @@ from tests.engines.test_handoff import always_remote
 
 from .node import Node
 
-pytestmark = pytest.mark.real_model
+pytestmark = [pytest.mark.vllm, pytest.mark.real_model]
 
 DEADLINE = 120.0
-LENGTHS = (1, 2, 3, 127, 128, 129, 300, 700)
+LENGTHS = (1, 2, 3, 127, 128, 129, 300, 700) if "TANDEM_TEST_LONG" in os.environ else (1, 3, 129, 300)
 OPTIONS: dict[str, Any] = {"dtype": "float32", "context_length": 2048, "prefill_chunk": 128}
 VLLM = OPTIONS | {"cache_bytes": 192 << 20}
 DIRECTIONS = {"vllm to mlx": 1, "mlx to vllm": 2}
@@ -156,6 +157,7 @@ def test_mlx_to_vllm(vllm: Any, mlx: Any) -> None:
         check_remote(answer, own(vllm, prompt)[0], length)
 
 
+@pytest.mark.long
 def test_mlx_to_mlx(mlx: Any, other_mlx: Any) -> None:
     for length in LENGTHS:
         prompt = words(2000 + length, length)
@@ -177,6 +179,7 @@ def test_vllm_to_vllm(vllm: Any, smollm2_folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------- prefix caches
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_warm_server_and_second_turn(vllm: Any, mlx: Any, direction: str) -> None:
     decode, prefill = (mlx, vllm) if direction == "vllm to mlx" else (vllm, mlx)
@@ -195,6 +198,7 @@ def test_warm_server_and_second_turn(vllm: Any, mlx: Any, direction: str) -> Non
     check_remote(again, own(decode, second)[0], len(second), held)
 
 
+@pytest.mark.long
 def test_a_prefix_of_vllm_is_used_and_the_rest_received(vllm: Any, mlx: Any) -> None:
     shared = words(51, 384)
     run(vllm, greedy([*shared, 5], 2))
@@ -204,6 +208,7 @@ def test_a_prefix_of_vllm_is_used_and_the_rest_received(vllm: Any, mlx: Any) -> 
     check_remote(answer, own(vllm, prompt)[0], len(prompt), 384)
 
 
+@pytest.mark.long
 def test_a_prefix_that_is_gone_when_the_entries_arrive(vllm: Any, mlx: Any) -> None:
     """vLLM may need its blocks for others while entries travel. Then it computes the prompt, and says so."""
     shared = words(53, 256)
@@ -221,6 +226,7 @@ def test_a_prefix_that_is_gone_when_the_entries_arrive(vllm: Any, mlx: Any) -> N
     assert answer.finished.statistics.handoff.remote_tokens == 0
 
 
+@pytest.mark.long
 def test_what_was_received_is_kept_for_the_next(vllm: Any, mlx: Any) -> None:
     prompt = words(61, 300)
     with linked(vllm, mlx):
@@ -230,6 +236,7 @@ def test_what_was_received_is_kept_for_the_next(vllm: Any, mlx: Any) -> None:
     assert again.tokens == own(vllm, prompt)[0].tokens
 
 
+@pytest.mark.long
 def test_without_a_prefix_cache(vllm: Any, mlx: Any) -> None:
     prompt = words(62, 200)
     answers: dict[str, Answered] = {}
@@ -321,6 +328,7 @@ def test_cancelling_stops_both_sides(vllm: Any, mlx: Any, direction: str) -> Non
     vllm.check_idle()
 
 
+@pytest.mark.long
 def test_slow_clients_hold_up_nobody(vllm: Any, mlx: Any) -> None:
     """With room for hardly anything to wait, entries are held back, and answers go on meanwhile."""
     prompt = words(99, 500)

@@ -16,11 +16,13 @@ from tests.engines.test_handoff import always_remote, words
 
 from .test_handoff import ask, linked, own
 
+pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+
 CHANGES: dict[str, dict[str, Any]] = {
     # mlx-lm rounds the embedding's scale, the root of this, to bfloat16. This one is exact in both engines.
     "gemma3": {"hidden_size": 64},
 }
-KINDS = tuple(tiny.FOR_VLLM)
+
 OPTIONS: dict[str, Any] = {"dtype": "float32", "context_length": 2048, "prefill_chunk": 64}
 LENGTHS = sorted({1, 2, 3} | {n + d for n in (tiny.WINDOW, 32, 64, 128) for d in (-1, 0, 1, 2)} | {300})
 
@@ -38,7 +40,7 @@ def _remote_whenever_possible(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandem.engines.handoff.remote.decide", always_remote)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[pytest.param("llama", marks=pytest.mark.long), "gemma3", "mamba2"])
 def both(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Both]:
     changes = CHANGES.get(request.param, {})
     folder = tiny.build_for_vllm(request.param, tmp_path_factory.mktemp("both") / request.param, **changes)

@@ -26,7 +26,7 @@ from tests.engines.drive import Reference, assert_same, make_engine, run
 from tests.engines.prompts import PROMPTS
 from tests.engines.test_smollm2 import PERSON, WEATHER
 
-pytestmark = [*VLLM, pytest.mark.real_model, pytest.mark.timeout(1200)]
+pytestmark = [*VLLM, pytest.mark.long, pytest.mark.real_model, pytest.mark.timeout(1200)]
 
 GREEDY = Sampling(temperature=0.0)
 EVERY = 6
