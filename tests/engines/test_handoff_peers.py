@@ -193,7 +193,7 @@ def test_a_peer_with_a_long_queue_is_left_at_once(cluster: Callable[..., Cluster
     desk = both.prefills[0]._handoffs.desk
     desk._seconds_for = lambda tokens: 3600.0
     prompt = words(90, 500)
-    desk._running = _Busy()
+    desk._running.append(_Busy())
     (answer,) = both.ask(prompt)
     both.check(answer, prompt)
     handoff = answer.finished.statistics.handoff
