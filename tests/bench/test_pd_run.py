@@ -137,6 +137,7 @@ def _complaint(folder: Path, file: Path, reader: int, writer: int) -> bool:
     return done.returncode == 1 and "opens no KV port" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_running_nodes(tmp_path: Path) -> None:
     result = asyncio.run(_beside_running_nodes(tmp_path))
     (row,) = result["cases"]
@@ -147,7 +148,9 @@ def test_running_nodes(tmp_path: Path) -> None:
     assert row["prefill_alone"]["ttft_seconds"]["low"] >= 600 / FAST
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long), (signal.SIGINT, 130)]
+)
 def test_its_nodes_end_with_it(tmp_path: Path, number: signal.Signals, status: int) -> None:
     process = subprocess.Popen(
         [*COMMAND, *speeds(100, 100), "--prompt-tokens=4000", "--warm-up=0"],
@@ -184,10 +187,11 @@ def test_wrong_plans(tmp_path: Path, arguments: list[str]) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.real_model
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("reader", ["mlx", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.long])])
+@pytest.mark.parametrize("reader", ["mlx", pytest.param("vllm", marks=pytest.mark.vllm)])
 def test_the_real_model(tmp_path: Path, reader: str) -> None:
     """Which arrangement is sooner is this machine's business; that all texts are equal is ours."""
     if packaged_gguf() is None:

@@ -286,7 +286,7 @@ def test_several_at_once(vllm: Any, mlx: Any, other_mlx: Any) -> None:
     vllm.check_idle()
 
 
-@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("direction", ["vllm to mlx", pytest.param("mlx to vllm", marks=pytest.mark.long)])
 def test_a_server_that_goes_away_costs_only_the_rest(vllm: Any, mlx: Any, other_mlx: Any, direction: str) -> None:
     decode, prefill = (mlx, vllm) if direction == "vllm to mlx" else (vllm, mlx)
     prompt, begun = words(91 + DIRECTIONS[direction], 700), prefill._steps

@@ -26,7 +26,7 @@ from tandem.types import Failure, Finished, GenerationRequest, Sampling, TextDel
 from tests.engines.conftest import VLLM
 from tests.runner.test_process import receive, spawn
 
-pytestmark = [*VLLM, pytest.mark.timeout(300)]
+pytestmark = [*VLLM, pytest.mark.long, pytest.mark.timeout(300)]
 
 DEADLINE = 120.0
 SILENCE = 20.0
