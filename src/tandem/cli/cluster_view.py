@@ -136,7 +136,7 @@ def links_of(links: Iterable[Mapping[str, Any]]) -> tuple[LinkView, ...]:
             tuple(link["prefillInstances"]),
             tuple(link["decodeInstances"]),
             bool(link.get("automatic", False)),
-            bool(link.get("allow_quantisation", False)),
+            bool(link.get("allowQuantisation", False)),
         )
         for link in links
     )
