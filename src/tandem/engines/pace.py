@@ -63,6 +63,10 @@ class Pace:
         power = 1 << max(0, affordable.bit_length() - 1)
         return min(self.chunk, max(SMALLEST_CHUNK, power))
 
+    def seconds(self, tokens: int) -> float:
+        """What reading so many tokens takes; 0 as long as nobody knows."""
+        return self.rates.seconds(tokens) if self.rates.known else 0.0
+
     def here(self, before: list[int], running: int, waiting: int, *, shared: bool) -> Here:
         """This node as the decision about a hand-off sees it.
 
@@ -74,5 +78,4 @@ class Pace:
         if running:
             # A decode step for each chunk.
             slowdown += self.decode_seconds * self.prefill_tps / self.chunk_limit(running, waiting)
-        seconds = sum(self.rates.seconds(tokens) for tokens in before) if self.rates.known else 0.0
-        return Here(self.rates, seconds * slowdown, slowdown)
+        return Here(self.rates, sum(map(self.seconds, before)) * slowdown, slowdown)

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from tandem.engines.base import EngineOptions, KvPlane, PrefillPort
+from tandem.engines.base import EngineOptions, KvPlane, Output, PrefillPort
 from tandem.engines.handoff.desk import PrefillDesk
 from tandem.engines.handoff.remote import RemotePrefill, RemotePrefills
 from tandem.engines.handoff.sequence import RemoteSequence
@@ -19,8 +19,12 @@ from tandem.kv.codec import RAW
 from tandem.kv.outcome import Outcome
 from tandem.kv.staging import Landing
 from tandem.placement.handoff import NO_PEER, Decision, Here
+from tandem.types import PrefillProgress
 
 logger = logging.getLogger("tandem.engine")
+
+CHECKPOINT_TOKENS = 1024
+"""How often engines ask for windows and states."""
 
 S = TypeVar("S", bound=RemoteSequence)
 
@@ -116,6 +120,36 @@ class Handoffs(ABC, Generic[S]):
     def _arrived(self, sequence: S) -> bool:
         """Whether a sequence's transfer has ended and there is something to do with what it brought."""
         return sequence.remote is not None and sequence.remote.ended
+
+    def news(self) -> list[Output]:
+        """What peers have computed of prompts since the last call."""
+        outputs = []
+        for one in self.receiving:
+            if one.remote is not None and one.remote.progressed:
+                one.told = one.remote.news()
+                outputs.append(Output(one.request_id, [PrefillProgress(one.told, len(one.tokens))]))
+        return outputs
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is any."""
+        return any(one.remote is not None and one.remote.progressed for one in self.receiving)
+
+    def _ended(self, here: Here) -> Iterator[tuple[S, RemotePrefill, Outcome]]:
+        """Sequences whose hand-off ended and that no other peer goes on with; they wait for nobody from then on."""
+        for sequence in [one for one in self.receiving if self._arrived(one)]:
+            remote = sequence.remote
+            assert remote is not None
+            outcome = remote.collect()
+            if outcome.error is not None:
+                self._broke_off(sequence, remote, outcome)
+                if self._goes_on(remote, here):
+                    continue
+            self.receiving.remove(sequence)
+            sequence.remote = None
+            # What is missing still is computed at home.
+            sequence.may_hand_off = False
+            yield sequence, remote, outcome
 
     def _broke_off(self, sequence: S, remote: RemotePrefill, outcome: Outcome) -> None:
         logger.warning(

@@ -12,6 +12,8 @@ class RemoteSequence(Prepared):
 
     Attributes:
         remote: while another node processes the prompt.
+        may_hand_off: another node may be asked to process it.
+        told: prompt tokens that its reader knows another node to have computed.
         mixed: entries of its cache were computed by weights of another quantisation.
     """
 
@@ -19,6 +21,8 @@ class RemoteSequence(Prepared):
         self.request_id = request_id
         self.answer = answer
         self.remote: RemotePrefill | None = None
+        self.may_hand_off = True
+        self.told = 0
         self.mixed = False
 
     @property

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from tandem.engines.base import EngineOptions, KvPlane, Output
+from tandem.engines.base import EngineOptions, KvPlane
 from tandem.engines.handoff.desk import PrefillDesk
-from tandem.engines.handoff.handoffs import Handoffs
+from tandem.engines.handoff.handoffs import CHECKPOINT_TOKENS, Handoffs
 from tandem.engines.handoff.identity import fingerprint_of
 from tandem.engines.handoff.remote import RemotePrefill
 from tandem.engines.mlx.exchange import commit
@@ -25,11 +25,8 @@ from tandem.errors import HandoffError
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.placement.handoff import Here
-from tandem.types import PrefillProgress
 
 logger = logging.getLogger("tandem.mlx")
-
-CHECKPOINT_TOKENS = 1024
 
 
 class MlxHandoffs(Handoffs[Sequence]):
@@ -49,8 +46,7 @@ class MlxHandoffs(Handoffs[Sequence]):
         pace: Pace,
         wake: Callable[[], None],
     ) -> None:
-        rates = pace.rates
-        desk = PrefillDesk(wake, lambda tokens: rates.seconds(tokens) if rates.known else 0.0)
+        desk = PrefillDesk(wake, pace.seconds)
         work = MlxPeerWork(loaded, prefix, desk, pace)
         super().__init__(options, desk, work, chunk=pace.chunk, checkpoint=CHECKPOINT_TOKENS, wake=wake)
         self._loaded = loaded
@@ -86,32 +82,13 @@ class MlxHandoffs(Handoffs[Sequence]):
     def _land(self, start: int, end: int) -> CacheLanding | None:
         return land(self.layout, self._loaded.make_cache, start, end)
 
-    def news(self) -> list[Output]:
-        """What peers have computed of prompts since the last call."""
-        return [
-            Output(one.request_id, [PrefillProgress(one.remote.news(), len(one.tokens))])
-            for one in self.receiving
-            if one.remote is not None and one.remote.progressed
-        ]
-
     def collect(self, here: Here) -> list[Sequence]:
         """Sequences whose hand-off ended, each with a `prefill` that has committed what arrived."""
         ended: list[Sequence] = []
-        for sequence in [one for one in self.receiving if self._arrived(one)]:
-            remote = sequence.remote
-            assert remote is not None
-            outcome = remote.collect()
-            if outcome.error is not None:
-                self._broke_off(sequence, remote, outcome)
-                if self._goes_on(remote, here):
-                    continue
-            self.receiving.remove(sequence)
-            sequence.remote = None
+        for sequence, remote, outcome in self._ended(here):
             cache, position = self._commit(remote, outcome.complete)
             sequence.answer.received(remote.outcomes, position - remote.start)
             sequence.mixed = remote.mixed and position > remote.start
-            # What is missing still is computed at home.
-            sequence.may_hand_off = False
             sequence.prefill = Prefill(self._loaded.model, sequence.tokens, cache, position)
             if sequence.keeps_prefix and position > remote.start:
                 sequence.unstored = self._prefix.can_wait
@@ -144,4 +121,4 @@ class MlxHandoffs(Handoffs[Sequence]):
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return super().has_work or any(one.remote is not None and one.remote.progressed for one in self.receiving)
+        return super().has_work or self.has_news

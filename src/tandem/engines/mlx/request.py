@@ -34,7 +34,6 @@ class Sequence(RemoteSequence):
         number: the engine's own, unique.
         reserved: bytes set aside for its cache.
         prefill: while the prompt is processed.
-        may_hand_off: another node may be asked to.
         unstored: its prompt is not in the prefix cache yet, though it could be.
         offered: whether it has been considered for another node while it waited for its turn.
         broken: set when a processor of this sequence failed.
@@ -55,7 +54,6 @@ class Sequence(RemoteSequence):
         self.reserved = reserved
         self.number = 0
         self.prefill: Prefill | None = None
-        self.may_hand_off = True
         self.unstored = False
         self.offered = False
         self.broken: TandemError | None = None

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.engines.base import EngineOptions, LoadProgress
+from tandem.engines.handoff.handoffs import CHECKPOINT_TOKENS
 from tandem.engines.handoff.identity import fingerprint_of
 from tandem.engines.mlx.cache_kinds import leaves, take_entries
 from tandem.engines.mlx.exchange import commit
-from tandem.engines.mlx.handoffs import CHECKPOINT_TOKENS
 from tandem.engines.mlx.landing import land
 from tandem.engines.mlx.layout import layout_of, named_parts, state_arrays
 from tandem.engines.mlx.load import load, on_accelerator

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from tandem.engines.base import EngineOptions, KvPlane, Output, PrefillPort
 from tandem.engines.handoff.desk import PrefillDesk
-from tandem.engines.handoff.handoffs import Handoffs
+from tandem.engines.handoff.handoffs import CHECKPOINT_TOKENS, Handoffs
 from tandem.engines.handoff.identity import fingerprint_of
 from tandem.engines.pace import Pace
 from tandem.engines.vllm.exchange import Registry
@@ -20,11 +20,8 @@ from tandem.errors import UnsupportedError
 from tandem.kv.fingerprint import Fingerprint
 from tandem.kv.layout import Layout
 from tandem.placement.handoff import Here
-from tandem.types import PrefillProgress
 
 logger = logging.getLogger("tandem.vllm")
-
-CHECKPOINT_TOKENS = 1024
 
 
 class VllmHandoffs(Handoffs[Sequence]):
@@ -46,8 +43,7 @@ class VllmHandoffs(Handoffs[Sequence]):
         prefix_length: Callable[[list[int]], int],
         wake: Callable[[], None],
     ) -> None:
-        rates = pace.rates
-        desk = PrefillDesk(wake, lambda tokens: rates.seconds(tokens) if rates.known else 0.0)
+        desk = PrefillDesk(wake, pace.seconds)
         self._work = VllmPeerWork(desk, registry, prompts)
         super().__init__(options, desk, self._work, chunk=pace.chunk, checkpoint=CHECKPOINT_TOKENS, wake=wake)
         self._registry = registry
@@ -121,29 +117,10 @@ class VllmHandoffs(Handoffs[Sequence]):
         sequence.cached = sequence.position = held
         return [Output(sequence.request_id, [sequence.answer.accept(held)])]
 
-    def news(self) -> list[Output]:
-        """What peers have computed of prompts since the last call."""
-        outputs = []
-        for one in self.receiving:
-            if one.remote is not None and one.remote.progressed:
-                one.told = one.remote.news()
-                outputs.append(Output(one.request_id, [PrefillProgress(one.told, len(one.tokens))]))
-        return outputs
-
     def collect(self, here: Here) -> list[Sequence]:
         """Sequences whose hand-off ended. vLLM loads what arrived once it is given them, and computes the rest."""
         ended: list[Sequence] = []
-        for sequence in [one for one in self.receiving if self._arrived(one)]:
-            remote = sequence.remote
-            assert remote is not None
-            outcome = remote.collect()
-            if outcome.error is not None:
-                self._broke_off(sequence, remote, outcome)
-                if self._goes_on(remote, here):
-                    continue
-            self.receiving.remove(sequence)
-            sequence.remote = None
-            sequence.may_hand_off = False
+        for sequence, remote, outcome in self._ended(here):
             sequence.received = Received(sequence.request_id, remote, outcome.complete)
             sequence.mixed = remote.mixed and outcome.complete > remote.start
             if outcome.complete > remote.start:
@@ -159,7 +136,7 @@ class VllmHandoffs(Handoffs[Sequence]):
     @property
     def has_work(self) -> bool:
         """Whether a step would do anything."""
-        return super().has_work or any(one.remote is not None and one.remote.progressed for one in self.receiving)
+        return super().has_work or self.has_news
 
     # -------------------------------------------------------------------------------------------- asked for by others
 

@@ -28,8 +28,6 @@ class Sequence(RemoteSequence):
         position: prompt tokens in the cache.
         decoding: the prompt is in the cache and its answer has begun.
         broken: why its answer cannot go on.
-        may_hand_off: another node may be asked to process its prompt.
-        told: prompt tokens that its reader knows to be computed.
         received: what other nodes computed of its prompt, until its answer begins.
     """
 
@@ -45,8 +43,6 @@ class Sequence(RemoteSequence):
         self.position = 0
         self.decoding = False
         self.broken: TandemError | None = None
-        self.may_hand_off = True
-        self.told = 0
         self.received: Received | None = None
 
     @property
