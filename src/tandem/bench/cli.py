@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
 from tandem.bench.cluster.cli import cluster
 from tandem.bench.handoff.cli import handoff
 from tandem.bench.pd.cli import pd
 from tandem.bench.plan import Plan, parse_streams
-from tandem.bench.running import run_bench
+from tandem.bench.running import run_bench, tell
 from tandem.config import settings
 
 app = typer.Typer(help="Measure Tandem, beside other servers where that is meaningful.", no_args_is_help=True)
@@ -69,12 +67,7 @@ def serve(
 
     folder = None if skip_mlx_lm else ModelStore(settings()).locate(model).path
     report = run_bench(lambda work, say: bench_serve(plan, folder, sim=not skip_sim, work=work, say=say))
-    if json:
-        typer.echo(msgspec.json.encode(report.to_json()).decode())
-    else:
-        show(report, Console())
-    if check and report.missed:
-        raise typer.Exit(1)
+    tell(report, show, as_json=json, check=check)
 
 
 app.command()(handoff)

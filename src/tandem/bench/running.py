@@ -7,8 +7,9 @@ import signal
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
+import msgspec
 import typer
 from rich.console import Console
 
@@ -42,3 +43,31 @@ def run_bench(bench: Callable[[Path, Callable[[str], None]], Awaitable[T]]) -> T
             return asyncio.run(run(Path(work)))
         except asyncio.CancelledError:
             raise typer.Exit(TERMINATED) from None
+
+
+class Result(Protocol):
+    """What a bench found."""
+
+    @property
+    def missed(self) -> dict[str, Any]:
+        """Bounds that a figure missed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, as plain data."""
+
+
+R = TypeVar("R", bound=Result)
+
+
+def tell(report: R, show: Callable[[R, Console], None], *, as_json: bool, check: bool) -> None:
+    """Print a report, as a table or as JSON.
+
+    Raises:
+        Exit: status 1, if `check` and a bound was missed.
+    """
+    if as_json:
+        typer.echo(msgspec.json.encode(report.to_json()).decode())
+    else:
+        show(report, Console())
+    if check and report.missed:
+        raise typer.Exit(1)

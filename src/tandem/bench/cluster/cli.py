@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
 from tandem.bench.cluster.plan import ClusterPlan
-from tandem.bench.running import run_bench
+from tandem.bench.running import run_bench, tell
 
 DEFAULTS = ClusterPlan()
 
@@ -62,9 +60,4 @@ def cluster(
     from tandem.bench.cluster.table import show
 
     report = run_bench(lambda work, say: bench_cluster(plan, work=work, say=say))
-    if json:
-        typer.echo(msgspec.json.encode(report.to_json()).decode())
-    else:
-        show(report, Console())
-    if check and report.missed:
-        raise typer.Exit(1)
+    tell(report, show, as_json=json, check=check)

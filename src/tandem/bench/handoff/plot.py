@@ -5,26 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tandem.bench.handoff.report import FirstToken
+from tandem.bench.picture import TOP, WIDTH, Axes, picture
 
-WIDTH, HEIGHT = 640, 400
-LEFT, RIGHT, TOP, BOTTOM = 70, 20, 40, 60
-STEPS = 5
 CURVE_POINTS = 60
-
-
-class Axes:
-    """Maps (bytes per second, seconds) to the picture; both axes begin at 0."""
-
-    def __init__(self, rate: float, seconds: float) -> None:
-        self.rate, self.seconds = rate, seconds
-
-    def x(self, rate: float) -> float:
-        """Pixels from the left."""
-        return LEFT + rate / self.rate * (WIDTH - LEFT - RIGHT)
-
-    def y(self, seconds: float) -> float:
-        """Pixels from the top."""
-        return HEIGHT - BOTTOM - seconds / self.seconds * (HEIGHT - TOP - BOTTOM)
 
 
 def svg(result: FirstToken) -> str:
@@ -35,16 +18,11 @@ def svg(result: FirstToken) -> str:
     )
     slowest = min(link.link_bytes_per_second.low for link in links)
     prefill = sorted(link.prefill.median for link in links)[len(links) // 2]
-    rates = [slowest + (axes.rate - slowest) * number / CURVE_POINTS for number in range(CURVE_POINTS + 1)]
+    rates = [slowest + (axes.across - slowest) * number / CURVE_POINTS for number in range(CURVE_POINTS + 1)]
     bound = [(rate, max(prefill, result.payload_bytes / rate)) for rate in rates]
     serial = [(rate, prefill + result.payload_bytes / rate) for rate in rates]
     measured = sorted((link.link_bytes_per_second.median, link.ttft.median) for link in links)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
-        'font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        f'<text x="{LEFT}" y="22" font-size="14">Time to first token, {result.payload_bytes / 1e6:.0f} MB of KV</text>',
-        *_grid(axes),
         _line(axes, bound, "#c33", 'stroke-dasharray="6 4"'),
         _line(axes, serial, "#999", 'stroke-dasharray="2 3"'),
         _line(axes, measured, "#06c", ""),
@@ -58,25 +36,11 @@ def svg(result: FirstToken) -> str:
         y = TOP + 16 * number
         parts.append(f'<line x1="{WIDTH - 190}" y1="{y}" x2="{WIDTH - 165}" y2="{y}" stroke="{color}"/>')
         parts.append(f'<text x="{WIDTH - 160}" y="{y + 4}">{label}</text>')
-    return "\n".join([*parts, "</svg>", ""])
+    title = f"Time to first token, {result.payload_bytes / 1e6:.0f} MB of KV"
+    return picture(title, axes, "link, MB/s", lambda rate: f"{rate / 1e6:.1f}", parts)
 
 
 def _line(axes: Axes, points: Sequence[tuple[float, float]], color: str, style: str) -> str:
     inside = [(rate, min(seconds, axes.seconds)) for rate, seconds in points]
     path = " ".join(f"{axes.x(rate):.1f},{axes.y(seconds):.1f}" for rate, seconds in inside)
     return f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5" {style}/>'
-
-
-def _grid(axes: Axes) -> list[str]:
-    parts = []
-    for step in range(STEPS + 1):
-        rate, seconds = axes.rate * step / STEPS, axes.seconds * step / STEPS
-        x, y = axes.x(rate), axes.y(seconds)
-        parts += [
-            f'<line x1="{LEFT}" y1="{y:.1f}" x2="{WIDTH - RIGHT}" y2="{y:.1f}" stroke="#ddd"/>',
-            f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{seconds:.2f}</text>',
-            f'<text x="{x:.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{rate / 1e6:.1f}</text>',
-        ]
-    parts.append(f'<text x="{WIDTH / 2}" y="{HEIGHT - 16}" text-anchor="middle">link, MB/s</text>')
-    parts.append(f'<text x="16" y="{HEIGHT / 2}" transform="rotate(-90 16 {HEIGHT / 2})">seconds</text>')
-    return parts

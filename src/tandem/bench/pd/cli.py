@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
-from rich.console import Console
 
-from tandem.bench.running import run_bench
+from tandem.bench.running import run_bench, tell
 from tandem.config import settings
 
 
@@ -66,9 +64,4 @@ def pd(
     report = run_bench(lambda work, say: bench_pd(plan, folder, work=work, say=say))
     if plot is not None:
         plot.write_text(svg(report), encoding="utf-8")
-    if json:
-        typer.echo(msgspec.json.encode(report.to_json()).decode())
-    else:
-        show(report, Console())
-    if check and report.missed:
-        raise typer.Exit(1)
+    tell(report, show, as_json=json, check=check)
