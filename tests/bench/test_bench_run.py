@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+
+from .ending import ends_with_its_children
 
 SERVE = [sys.executable, "-m", "tandem.cli", "bench", "serve", "--skip-mlx-lm"]
 
@@ -67,28 +67,5 @@ def test_wrong_plans(tmp_path: Path, arguments: list[str]) -> None:
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_its_servers_end_with_it(tmp_path: Path, number: signal.Signals, status: int) -> None:
     arguments = ["--sim-streams=2", "--sim-tokens=100000", "--sim-tps=20", "--sim-rounds=1"]
-    process = subprocess.Popen(
-        [*SERVE, *arguments],
-        env=environment(tmp_path),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        # Whoever runs these tests in the background of a shell ignores SIGINT, and so would every child.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "round 1" in line:
-                break
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) >= 2, "a server and its runner"
-        process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == status, said
-    assert "Traceback" not in said
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert alive == []
+    # A server and its runner.
+    ends_with_its_children([*SERVE, *arguments], environment(tmp_path), number, status, least=2)

@@ -8,18 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import psutil
 import pytest
 
 from tandem.bench.pd.sides import call
 from tandem.bench.processes import HOST
 from tandem.bench.servers import tandem_server
 from tandem.models.packaged import packaged_gguf
+
+from .ending import ends_with_its_children
 
 COMMAND = [sys.executable, "-m", "tandem.cli", "bench", "pd"]
 FAST, SLOW = 4000, 1000
@@ -152,31 +152,9 @@ def test_running_nodes(tmp_path: Path) -> None:
     ("number", "status"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long), (signal.SIGINT, 130)]
 )
 def test_its_nodes_end_with_it(tmp_path: Path, number: signal.Signals, status: int) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, *speeds(100, 100), "--prompt-tokens=4000", "--warm-up=0"],
-        env=environment(tmp_path),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        # Whoever runs these tests in the background of a shell ignores SIGINT, and so would every child.
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "round 1" in line:
-                break
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert len(children) >= 4, "two nodes with a runner each"
-        process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == status, said
-    assert "Traceback" not in said
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert alive == []
+    command = [*COMMAND, *speeds(100, 100), "--prompt-tokens=4000", "--warm-up=0"]
+    # Two nodes with a runner each.
+    ends_with_its_children(command, environment(tmp_path), number, status, least=4)
 
 
 @pytest.mark.parametrize("arguments", [["--prefill=llama"], ["--rounds=0"], ["--prompt-tokens=x"], ["--config=none"]])

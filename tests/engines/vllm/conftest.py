@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.engines.drive import Reference
+
 os.environ |= {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -34,3 +36,19 @@ def start_vllm() -> Iterator[Callable[..., Any]]:
     yield start
     while running:
         running.pop().close()
+
+
+@pytest.fixture(scope="module")
+def reference(folder: Path) -> Reference:
+    """The model in a module's `folder`, as mlx-lm loads it."""
+    return Reference(folder)
+
+
+@pytest.fixture
+def clean(vllm: Any) -> Iterator[None]:
+    """Around a test of the connector: vLLM knows nothing before, and keeps nothing of a request after."""
+    vllm.forget()
+    yield
+    assert vllm.registry.empty
+    assert not vllm.engine.has_unfinished_requests()
+    assert vllm.scheduler.connector._ledger.empty

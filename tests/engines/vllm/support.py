@@ -279,3 +279,25 @@ def check(kept: Kept, reference: Reference, prompt: Sequence[int], start: int = 
             found = kept.whole(layer, part, len(prompt) - expected.shape[1], len(prompt))
             np.testing.assert_allclose(found, expected, atol=TOLERANCE)
     assert len(kept.spans) == 2 * sum(kind_of(leaf) != "state" for leaf in cache)
+
+
+def loads_what_mlx_computed(vllm: Vllm, reference: Reference, prompt: list[int], length: int) -> list[list[int]]:
+    """With the first `length` tokens from mlx-lm's cache vLLM answers as it does alone. Returns the answer."""
+    expected = vllm.run([prompt], tokens=24)
+    vllm.forget()
+    source = source_of_mlx(mlx_cache(reference.model, prompt[:length]), length)
+    assert vllm.run([prompt], sources=[source], tokens=24) == expected
+    assert source.used == [(0, length)]
+    return expected
+
+
+def loads_what_vllm_computed(vllm: Vllm, prompt: list[int]) -> None:
+    """With all but its last token from vLLM's own cache it answers as it does alone."""
+    kept, length = Kept(), len(prompt) - 1
+    expected = vllm.run([prompt], tokens=24)
+    vllm.forget()
+    vllm.run([prompt[:-1]], taps=[kept])
+    vllm.forget()
+    source = source_of_tap(kept, length)
+    assert vllm.run([prompt], sources=[source], tokens=24) == expected
+    assert source.used == [(0, length)]

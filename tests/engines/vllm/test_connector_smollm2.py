@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,13 @@ from tests.engines.drive import Reference
 
 from .support import Kept, Vllm, check, mlx_cache, prompt_of, source_of_mlx, source_of_tap
 
-pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.real_model, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.vllm,
+    pytest.mark.real_model,
+    pytest.mark.timeout(900),
+    pytest.mark.usefixtures("clean"),
+]
 
 VOCABULARY = 40000
 
@@ -25,14 +30,6 @@ def vllm(start_vllm: Callable[..., Vllm], smollm2_folder: Path) -> Vllm:
 @pytest.fixture(scope="module")
 def reference(smollm2_folder: Path) -> Reference:
     return Reference(smollm2_folder, fast=True)
-
-
-@pytest.fixture(autouse=True)
-def _clean(vllm: Vllm) -> Any:
-    vllm.forget()
-    yield
-    assert vllm.registry.empty
-    assert vllm.scheduler.connector._ledger.empty
 
 
 def test_cold_and_warm(vllm: Vllm, reference: Reference) -> None:

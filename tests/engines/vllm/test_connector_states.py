@@ -11,9 +11,19 @@ import pytest
 from tests.engines.drive import Reference
 
 from . import recurrent
-from .support import Kept, Vllm, check, mlx_cache, mlx_states, prompt_of, source_of_mlx, source_of_tap
+from .support import (
+    Kept,
+    Vllm,
+    check,
+    loads_what_mlx_computed,
+    loads_what_vllm_computed,
+    mlx_cache,
+    mlx_states,
+    prompt_of,
+    source_of_mlx,
+)
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("clean")]
 
 STARTS: dict[str, dict[str, Any]] = {
     "kept-in-place": {"enable_prefix_caching": False},
@@ -35,19 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, kind: str) -> Path:
 @pytest.fixture(scope="module", params=["kept-in-place", pytest.param("kept-by-block", marks=pytest.mark.long)])
 def vllm(start_vllm: Callable[..., Vllm], folder: Path, request: pytest.FixtureRequest) -> Vllm:
     return start_vllm(folder, **STARTS[request.param])
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference(folder)
-
-
-@pytest.fixture(autouse=True)
-def _clean(vllm: Vllm) -> Any:
-    vllm.forget()
-    yield
-    assert vllm.registry.empty
-    assert vllm.scheduler.connector._ledger.empty
 
 
 def test_layers_are_described(vllm: Vllm, reference: Reference, kind: str) -> None:
@@ -86,24 +83,13 @@ def test_warm(vllm: Vllm, reference: Reference) -> None:
 @pytest.mark.parametrize("length", [1, 2, 3, 31, 32, 33, 64, 96, 100, 199])
 def test_load_of_what_mlx_computed(vllm: Vllm, reference: Reference, length: int) -> None:
     prompt = prompt_of(200)
-    expected = vllm.run([prompt], tokens=24)
-    vllm.forget()
-    source = source_of_mlx(mlx_cache(reference.model, prompt[:length]), length)
-    assert vllm.run([prompt], sources=[source], tokens=24) == expected
-    assert source.used == [(0, length)]
+    expected = loads_what_mlx_computed(vllm, reference, prompt, length)
     # With what was loaded as a prefix, or without.
     assert vllm.run([prompt], tokens=24) == expected
 
 
 def test_load_of_what_vllm_computed(vllm: Vllm) -> None:
-    prompt, kept = prompt_of(200), Kept()
-    expected = vllm.run([prompt], tokens=24)
-    vllm.forget()
-    vllm.run([prompt[:-1]], taps=[kept])
-    vllm.forget()
-    source = source_of_tap(kept, 199)
-    assert vllm.run([prompt], sources=[source], tokens=24) == expected
-    assert source.used == [(0, 199)]
+    loads_what_vllm_computed(vllm, prompt_of(200))
 
 
 def test_bad_state_is_computed(vllm: Vllm, reference: Reference) -> None:

@@ -11,9 +11,19 @@ import pytest
 
 from tests.engines.drive import Reference
 
-from .support import Computed, Kept, Vllm, check, mlx_cache, prompt_of, source_of_mlx, source_of_tap
+from .support import (
+    Computed,
+    Kept,
+    Vllm,
+    check,
+    loads_what_mlx_computed,
+    mlx_cache,
+    prompt_of,
+    source_of_mlx,
+    source_of_tap,
+)
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("clean")]
 
 BLOCK = 32
 
@@ -26,20 +36,6 @@ def folder(vllm_folder: Callable[[str], Path]) -> Path:
 @pytest.fixture(scope="module")
 def vllm(start_vllm: Callable[..., Vllm], folder: Path) -> Vllm:
     return start_vllm(folder)
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference(folder)
-
-
-@pytest.fixture(autouse=True)
-def _clean(vllm: Vllm) -> Any:
-    vllm.forget()
-    yield
-    assert vllm.registry.empty
-    assert not vllm.engine.has_unfinished_requests()
-    assert vllm.scheduler.connector._ledger.empty
 
 
 def test_layers_are_described(vllm: Vllm) -> None:
@@ -121,11 +117,7 @@ def test_a_tap_that_raises_ends_alone(vllm: Vllm, reference: Reference) -> None:
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 64, 100, 199])
 def test_load_of_what_mlx_computed(vllm: Vllm, reference: Reference, length: int) -> None:
     prompt = prompt_of(200)
-    expected = vllm.run([prompt], tokens=24)
-    vllm.forget()
-    source = source_of_mlx(mlx_cache(reference.model, prompt[:length]), length)
-    assert vllm.run([prompt], sources=[source], tokens=24) == expected
-    assert source.used == [(0, length)]
+    expected = loads_what_mlx_computed(vllm, reference, prompt, length)
     # And what was loaded is a prefix of the next prompt like any other.
     kept = Kept()
     assert vllm.run([prompt], taps=[kept], tokens=24) == expected

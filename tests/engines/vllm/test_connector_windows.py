@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.engines import tiny
 from tests.engines.drive import Reference
 
-from .support import Computed, Kept, Vllm, check, mlx_cache, prompt_of, source_of_mlx, source_of_tap
+from .support import (
+    Computed,
+    Kept,
+    Vllm,
+    check,
+    loads_what_mlx_computed,
+    loads_what_vllm_computed,
+    mlx_cache,
+    prompt_of,
+    source_of_mlx,
+)
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.usefixtures("clean")]
 
 CHANGES = {"hidden_size": 64, **tiny.FOR_VLLM["gemma3"]}
 """mlx-lm rounds the factor of the embeddings, the root of this size, to bfloat16: 8 stays 8."""
@@ -35,19 +44,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory, window: int) -> Path:
 @pytest.fixture(scope="module")
 def vllm(start_vllm: Callable[..., Vllm], folder: Path) -> Vllm:
     return start_vllm(folder)
-
-
-@pytest.fixture(scope="module")
-def reference(folder: Path) -> Reference:
-    return Reference(folder)
-
-
-@pytest.fixture(autouse=True)
-def _clean(vllm: Vllm) -> Any:
-    vllm.forget()
-    yield
-    assert vllm.registry.empty
-    assert vllm.scheduler.connector._ledger.empty
 
 
 def test_layers_are_described(vllm: Vllm, window: int) -> None:
@@ -87,23 +83,12 @@ def test_several_at_once(vllm: Vllm, reference: Reference) -> None:
 @pytest.mark.parametrize("length", [10, 23, 24, 25, 80, 81, 96, 299])
 def test_load_of_what_mlx_computed(vllm: Vllm, reference: Reference, length: int) -> None:
     prompt = prompt_of(300)
-    expected = vllm.run([prompt], tokens=24)
-    vllm.forget()
-    source = source_of_mlx(mlx_cache(reference.model, prompt[:length]), length)
-    assert vllm.run([prompt], sources=[source], tokens=24) == expected
-    assert source.used == [(0, length)]
+    expected = loads_what_mlx_computed(vllm, reference, prompt, length)
     assert vllm.run([prompt], tokens=24) == expected
 
 
 def test_load_of_what_vllm_computed(vllm: Vllm) -> None:
-    prompt, kept = prompt_of(300), Kept()
-    expected = vllm.run([prompt], tokens=24)
-    vllm.forget()
-    vllm.run([prompt[:-1]], taps=[kept])
-    vllm.forget()
-    source = source_of_tap(kept, 299)
-    assert vllm.run([prompt], sources=[source], tokens=24) == expected
-    assert source.used == [(0, 299)]
+    loads_what_vllm_computed(vllm, prompt_of(300))
 
 
 def test_load_behind_a_cached_prefix(vllm: Vllm, reference: Reference) -> None:
