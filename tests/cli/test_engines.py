@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
 
+from tandem.cli.local import local_answerer
+from tandem.cli.verify import _verify
+from tandem.config import Settings
 from tandem.engines.installed import COMPLETE, environment_of
+from tandem.errors import ConfigError
+from tandem.verify.run import Wish
 
 from .conftest import Run
 
@@ -60,3 +66,13 @@ def test_without_a_network_installing_says_so(tandem: Run) -> None:
     assert done.returncode == 1
     assert "pip cannot reach its package index" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_missing_engine_is_told_before_a_model_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "vllm" else find(name))
+    settings = Settings(home=tmp_path, engine="vllm", offline=True)
+    with pytest.raises(ConfigError, match="tandem engines install vllm"), local_answerer(settings, "org/not-here"):
+        pass
+    with pytest.raises(ConfigError, match="tandem engines install vllm"):
+        _verify(settings, "org/not-here", None, "vllm", Wish())

@@ -18,6 +18,8 @@ from tandem.cluster.instances import LocalInstances
 from tandem.cluster.loop_thread import LoopThread
 from tandem.config import Settings
 from tandem.engines.base import EngineName
+from tandem.engines.installed import require
+from tandem.engines.sim.profile import is_sim_reference
 from tandem.errors import TandemError
 from tandem.models.store import ModelStore
 from tandem.types import Event, GenerationRequest
@@ -33,6 +35,8 @@ def local_answerer(settings: Settings, reference: str) -> Iterator[LocalAnswerer
     with LoopThread() as loop:
         instances = LocalInstances(settings, node_id(settings.home))
         try:
+            if not is_sim_reference(reference):
+                require(settings.engine, settings.home)
             with progress_view() as view:
                 with interruptible() as interrupted:
                     model = obtain(ModelStore(settings), reference, view, interrupted)

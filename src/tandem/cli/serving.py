@@ -23,6 +23,7 @@ from tandem.cli.progress import View, callback_for, progress_view
 from tandem.cluster.identity import HomeLock
 from tandem.cluster.node import Node
 from tandem.config import Settings
+from tandem.engines.installed import require
 from tandem.engines.sim.profile import is_sim_reference, parse_sim_reference
 from tandem.errors import ConfigError, TandemError
 from tandem.models.store import LocalModel
@@ -155,6 +156,8 @@ class _Serving:
     async def _obtain(self, node: Node, reference: str, view: View) -> LocalModel | str:
         if is_sim_reference(reference):
             parse_sim_reference(reference)
+        else:
+            require(self._settings.engine, self._settings.home)
         return await node.downloads.obtain(reference, callback_for(view, reference))
 
 

@@ -91,10 +91,13 @@ def _verify(settings: Settings, reference: str, peer: str | None, engine: Engine
     from tandem.cli.progress import Step, progress_view
     from tandem.cluster.bus.secret import cluster_secret
     from tandem.cluster.identity import node_id
+    from tandem.engines.installed import require
     from tandem.verify.run import Peer, verify
     from tandem.verify.side import parse_peer, prefill_runner
 
     given = parse_peer(peer) if peer else None
+    if given is None:
+        require(engine, settings.home)
     secret = cluster_secret(settings)
     with progress_view() as view, ExitStack() as stack:
         local = obtain_local(settings, reference, view)

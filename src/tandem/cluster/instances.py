@@ -13,7 +13,7 @@ from typing import Any
 from tandem.cluster.serving import any_host
 from tandem.config import Settings, parse_addresses
 from tandem.engines.base import EngineName, EngineOptions, LoadProgress, PrefillPort
-from tandem.engines.installed import not_installed
+from tandem.engines.installed import require
 from tandem.engines.sim.profile import parse_sim_reference
 from tandem.errors import ConfigError, InstanceNotReadyError, InvalidRequestError, NotFoundError
 from tandem.kv.server import require_secret
@@ -164,8 +164,7 @@ class LocalInstances:
             chosen = self._options(card, "sim", profile=profile.to_dict(), **options)
         else:
             card = model.card
-            if reason := not_installed(engine, self._settings.home):
-                raise ConfigError(reason, param="engine")
+            require(engine, self._settings.home)
             chosen = self._options(card, engine, path=str(model.path), **options)
         instance_id = instance_id or str(uuid.uuid4())
         supervisor = Supervisor(instance_id, chosen, self._settings, self._notify)

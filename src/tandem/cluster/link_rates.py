@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tandem.cluster.nodeport.client import NodeClient
+from tandem.cluster.scale import slower
 from tandem.cluster.tasks import background
 from tandem.errors import TandemError
 from tandem.placement.addresses import Reach, usable, with_port
@@ -23,8 +24,6 @@ ROUND_TRIPS = 3
 TRIP_SECONDS = 3.0
 PROBE_SECONDS = 10.0
 TICK_SECONDS = 2.0
-FEW = 10
-"""Nodes: larger clusters are looked over less often, as each look takes longer, and each link waits longer anyway."""
 SPREAD_SECONDS = 0.5
 """For each node of the cluster: within so long after it appeared, a link is measured at a moment drawn by lot."""
 LEAST_SPREAD_SECONDS = 2.0
@@ -109,7 +108,8 @@ class LinkRates:
         while True:
             await asyncio.sleep(pause)
             world = self._world()
-            pause = self._tick * max(1.0, len(world.nodes) / FEW)
+            # Each link waits longer among many anyway.
+            pause = self._tick * slower(len(world.nodes))
             if self._keep_up(world):
                 self._tell(self.rates())
             partners = partners_of(self._node_id, world)

@@ -27,6 +27,7 @@ from tandem.cluster.peering import Peering
 from tandem.cluster.reconciler import Reconciler, instance_here
 from tandem.cluster.remote_status import statuses
 from tandem.cluster.router import Router
+from tandem.cluster.scale import slower
 from tandem.cluster.serving import any_host
 from tandem.cluster.state import ClusterState
 from tandem.cluster.tasks import background, cancelled
@@ -46,9 +47,7 @@ __all__ = ["InstanceStatus", "Node", "Stream"]
 BOUND = uuid.UUID("5a3f4a0c-5d8c-4c6e-9f6e-3f0a5f4b2d11")
 """Namespace of the ids of instances that a command line names."""
 FACTS_PAUSE = 0.2
-"""Seconds that facts may wait before prefill peers are named by them, in clusters of up to `FEW` nodes, and longer in
-larger ones; intents never wait."""
-FEW = 10
+"""Seconds that facts may wait before prefill peers are named by them, longer in large clusters; intents never wait."""
 
 
 class Node:
@@ -196,7 +195,7 @@ class Node:
         loop = asyncio.get_running_loop()
         try:
             await anext(events)
-            until = loop.time() + FACTS_PAUSE * max(1.0, len(self.control.state.nodes) / FEW)
+            until = loop.time() + FACTS_PAUSE * slower(len(self.control.state.nodes))
             while self.control.state.intents is intents and (left := until - loop.time()) > 0:
                 if await events.next_within(left) is None:
                     return True

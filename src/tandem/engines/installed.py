@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from tandem.engines.base import EngineName
+from tandem.errors import ConfigError
 
 INSTALL_VLLM = "tandem engines install vllm"
 VLLM_MISSING = f"vLLM is not installed: {INSTALL_VLLM}"
@@ -41,3 +42,13 @@ def not_installed(engine: EngineName, home: Path) -> str:
     if engine != "vllm" or interpreter_of(engine, home) != Path(sys.executable):
         return ""
     return "" if importlib.util.find_spec("vllm") is not None else VLLM_MISSING
+
+
+def require(engine: EngineName, home: Path) -> None:
+    """Refuse an engine that is not installed. Ask before a model is fetched for it.
+
+    Raises:
+        ConfigError: the message names the command that is missing.
+    """
+    if reason := not_installed(engine, home):
+        raise ConfigError(reason, param="engine")
